@@ -6,7 +6,7 @@ Two fake providers serve: one whose window lasts, and one whose quota is used up
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +160,40 @@ def assert_logged(headgate: Command, data: Path) -> None:
     assert len({one["flow_id"] for one in wake}) == 1
     assert "quota-poller.wake-confirmed" in {one["action"] for one in found}
     assert all(KEY not in line for line in lines)
+
+
+PLAN = """
+[[slots]]
+name = "plan"
+provider = "anthropic"
+base_url = "{provider}"
+key_env = "SLOT_KEY"
+wake_modes = ["times"]
+wake_times = ["{other_hour}:00"]
+
+[targets.model]
+kind = "http"
+url = "{provider}/v1/messages"
+body = "input"
+slot = "plan"
+headers = {{ x-api-key = "{{slot.key}}" }}
+default = true
+"""
+
+
+def test_a_plan_is_known_from_what_tasks_are_answered_and_nothing_else_is_sent(
+    tmp_path: Path, headgate: Command
+) -> None:
+    with fake_provider() as provider:
+        settings = tmp_path / "slots.toml"
+        other_hour = f"{(datetime.now(UTC).hour + 12) % 24:02}"
+        settings.write_text(PLAN.format(provider=provider, other_hour=other_hour))
+        with running_service(tmp_path, "--config", str(settings)) as service:
+            slot = wait_for_slot(headgate, service, "plan", state="unknown", quotaFrom="traffic")
+            assert "nextPollAt" not in slot
+            asked = {"model": "claude-haiku-4-5", "max_tokens": 1, "messages": []}
+            sent = service.ask("POST", "/tasks", {"agentId": "a", "action": "ask", "input": asked})
+            service.wait_for(sent.body["taskId"], "done", seconds=20)
+            slot = wait_for_slot(headgate, service, "plan", state="open", percentUsed=1.0)
+            assert slot["limits"][0]["type"] == "UNIFIED_LIMIT"
+            assert requests_of(provider) == (0, 1)

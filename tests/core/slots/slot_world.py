@@ -13,7 +13,13 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TypeVar
 
-from headgate.core.slots.polling import WakeCause, due_wake, poll_due_at, window_is_over
+from headgate.core.slots.polling import (
+    WakeCause,
+    due_wake,
+    may_open_window,
+    poll_due_at,
+    window_is_over,
+)
 from headgate.core.slots.quota import QuotaFailure, QuotaLimit, QuotaReport, WakeAnswer
 from headgate.core.slots.slot import Rows, SlotConfig, SlotRow
 from headgate.core.slots.steps import (
@@ -23,6 +29,8 @@ from headgate.core.slots.steps import (
     claim_poll,
     claim_wake,
     close_window,
+    look,
+    observe,
     poll_done,
     skip_wake,
     wake_done,
@@ -62,9 +70,12 @@ class FakeProvider:
         self.wakes.append(now)
         if self.wake_failure is not None:
             return WakeAnswer(failure=self.wake_failure)
+        self.open_if_cold(now)
+        return WakeAnswer()
+
+    def open_if_cold(self, now: float) -> None:
         if self.open_until is None or self.open_until <= now:
             self.open_until = now + WINDOW_SECONDS
-        return WakeAnswer()
 
 
 class World:
@@ -135,8 +146,11 @@ class World:
 
     def quota_pass(self, name: str) -> Life:
         """Do what the quota loop does when it comes round."""
-        due_at = poll_due_at(self.configs[name], self.row(name), self.now)
-        if due_at is not None and due_at <= self.now:
+        config = self.configs[name]
+        due_at = poll_due_at(config, self.row(name), self.now)
+        if not config.wake.is_polled:
+            self.step((name,), partial(look, config=config))
+        elif due_at is not None and due_at <= self.now:
             yield from self.poll(name)
         if self.row(name).start == "wake":
             yield from self._wake(name, self._claim(name, "initial"))
@@ -150,6 +164,12 @@ class World:
         due = due_wake(config, row, self.now)
         if due is None or due.trigger is None:
             return
+        if not config.wake.is_polled:
+            if may_open_window(row, self.now):
+                yield from self._wake(name, self._claim(name, "scheduled"))
+            else:
+                self.step((name,), partial(skip_wake, config=config, marker=due.trigger.marker))
+            return
         done = yield from self.poll(name, force=True)
         if done is None or done.is_stale:
             return
@@ -158,6 +178,14 @@ class World:
         else:
             marker = due.trigger.marker
             self.step((name,), partial(skip_wake, config=config, marker=marker))
+
+    def see_traffic(self, name: str) -> None:
+        """Have somebody use the key, whose answer tells the window that it opened."""
+        config, provider = self.configs[name], self.provider(name)
+        if provider.failure is None:
+            provider.open_if_cold(self.now)
+            answer = provider.read_quota(self.now)
+            self.step((name,), partial(observe, config=config, answer=answer, at=self.now))
 
     def poll(self, name: str, *, force: bool = False) -> Generator[None, None, PollDone | None]:
         config, claim_id = self.configs[name], self.new_id()

@@ -20,7 +20,7 @@ from headgate.core.slots.polling import due_wake, window_is_over
 from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind
 from headgate.core.slots.slot import SlotConfig, why_off
 from headgate.core.slots.steps import switch
-from headgate.core.slots.wakes import WakeConfig, WakeMode, is_paused
+from headgate.core.slots.wakes import QuotaSource, WakeConfig, WakeMode, is_paused
 
 pytestmark = pytest.mark.hypothesis
 
@@ -43,12 +43,15 @@ nodes = st.sampled_from(NODES)
 names = st.sampled_from(NAMES)
 
 
-def config_of(name: str, modes: frozenset[WakeMode], times: tuple[str, ...]) -> SlotConfig:
+def config_of(
+    name: str, modes: frozenset[WakeMode], times: tuple[str, ...], source: QuotaSource
+) -> SlotConfig:
     wake = WakeConfig(
         wake_modes=modes,
         wake_times=times,
         wake_interval_minutes=60,
         zone=UTC,
+        quota_from=source,
         wake_quota_retry_window_minutes=WINDOW_MINUTES,
         max_consecutive_errors=1_000,
     )
@@ -64,9 +67,10 @@ class Slots(RuleBasedStateMachine):
         times=st.lists(
             st.sampled_from(["00:10", "09:00", "17:40", "17:41", "18:00"]), min_size=1, max_size=3
         ),
+        source=st.sampled_from(["address", "requests", "traffic"]),
     )
-    def start(self, modes: frozenset[WakeMode], times: list[str]) -> None:
-        configs = tuple(config_of(name, modes, tuple(times)) for name in NAMES)
+    def start(self, modes: frozenset[WakeMode], times: list[str], source: QuotaSource) -> None:
+        configs = tuple(config_of(name, modes, tuple(times), source) for name in NAMES)
         self.world = World(NOW, configs)
         self.lives: dict[int, Life | None] = dict.fromkeys(NODES)
         self.turned_back = 0.0
@@ -123,6 +127,10 @@ class Slots(RuleBasedStateMachine):
     def use_the_window(self, key: str, percent: float) -> None:
         self.world.providers[key].percent = percent
 
+    @rule(name=names)
+    def see_traffic(self, name: str) -> None:
+        self.world.see_traffic(name)
+
     @rule(name=names, is_on=st.booleans())
     def switch(self, name: str, is_on: bool) -> None:
         config = self.world.configs[name]
@@ -158,14 +166,22 @@ class Slots(RuleBasedStateMachine):
         assert not window_is_over(config, row, world.now)
         schedule = row.schedule
         if not why_off(config, row) and not is_paused(schedule, world.now):
-            # By the row alone, not by the rule that says when a poll is due.
             assert row.start == ""
-            assert schedule.last_poll_at is not None
-            assert 0 <= world.now - schedule.last_poll_at <= MAX_POLL_SECONDS
+            self._check_polls(name)
             # A wake that ended the pass has asked for the poll that confirms it.
-            assert not schedule.poll_requested or schedule.wake_pending
+            is_asked = schedule.poll_requested and config.wake.is_polled
+            assert not is_asked or schedule.wake_pending
         if not row.schedule.wake_pending:
             assert due_wake(config, row, world.now) is None
+
+    def _check_polls(self, name: str) -> None:
+        """By the row alone, not by the rule that says when a poll is due."""
+        world, row = self.world, self.world.row(name)
+        if not world.configs[name].wake.is_polled:
+            assert row.poll_claim is None
+            return
+        assert row.schedule.last_poll_at is not None
+        assert 0 <= world.now - row.schedule.last_poll_at <= MAX_POLL_SECONDS
 
     @invariant()
     def each_trigger_is_served_once(self) -> None:
@@ -197,8 +213,7 @@ class Slots(RuleBasedStateMachine):
             row = world.row(name)
             assert not row.schedule.wake_pending
             assert not is_paused(row.schedule, world.now)
-            assert row.schedule.last_poll_at is not None
-            assert 0 <= world.now - row.schedule.last_poll_at <= MAX_POLL_SECONDS
+            self._check_polls(name)
         self.each_trigger_is_served_once()
         self.each_claim_is_sent_once()
 

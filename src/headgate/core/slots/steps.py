@@ -200,13 +200,20 @@ def look(
         away = key_is_away(row.schedule, now, key_problem)
         after = msgspec.structs.replace(row, schedule=away)
         return _changed(row, after), after
-    schedule = row.schedule
+    schedule = interval_under_new_clock(row.schedule, now)
     if schedule.paused_why:
         schedule = msgspec.structs.replace(schedule, paused_until=None, paused_why="")
     is_woken = wakes_on_start(config.wake) and may_wake(schedule, now) and may_open_window(row, now)
     start: StartPhase = "wake" if row.start and is_woken else ""
     after = msgspec.structs.replace(row, schedule=schedule, start=start)
     return _changed(row, after), after
+
+
+def needs_look(row: SlotRow, now: float) -> bool:
+    """Tell whether `look` would change a slot that has its key, without asking the store."""
+    schedule = row.schedule
+    is_new_clock = interval_under_new_clock(schedule, now) is not schedule
+    return row.start == "poll" or bool(schedule.paused_why) or is_new_clock
 
 
 def observe(
@@ -235,6 +242,9 @@ def observe(
     after, confirmation = with_reading(before, read, now, counts_errors=False)
     if is_sliding:
         after = msgspec.structs.replace(after, schedule=reset_slides(after.schedule))
+    needs_wake = wake_needed(read.driving, now) and not _is_used_up(read, now)
+    start = _start_after(config, after, read.driving, now) if needs_wake else ""
+    after = msgspec.structs.replace(after, start=start)
     return (after,), Observed(row=after, confirmation=confirmation, is_kept=True)
 
 

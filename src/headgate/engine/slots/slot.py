@@ -37,6 +37,7 @@ from headgate.core.slots.steps import (
     claim_wake,
     is_news,
     look,
+    needs_look,
     observe,
     poll_done,
     switch,
@@ -351,8 +352,7 @@ class KeySlot:
             problem = ""
         except InvalidSettingError as error:
             problem = str(error)
-        row = self.row
-        if problem or row.start == "poll" or row.schedule.paused_why:
+        if problem or needs_look(self.row, self.now()):
             step = partial(look, config=self.config, key_problem=problem)
             await self.shared.rows.step((self.name,), step)
 
