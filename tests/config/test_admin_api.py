@@ -295,6 +295,24 @@ async def test_a_retry_drops_the_parents_and_obeys_the_queue(tmp_path: Path) -> 
         assert (response.status, response.problem["code"]) == (429, "queue_full")
 
 
+async def test_the_share_of_the_queue_is_changed_while_the_service_runs(tmp_path: Path) -> None:
+    text = FILE.replace("[scheduler]", "[scheduler]\nmax_queue_size = 10\nqueue_share = SHARE")
+    async with running(tmp_path, text.replace("SHARE", "1")) as service:
+        await service.ask("POST", "/scheduler/pause")
+        for _ in range(5):
+            await service.submit(projectId="a")
+        task = {"action": "x", "projectId": "a", "agentId": "w"}
+        refused = await service.ask("POST", "/tasks", task)
+        assert refused.status == 429
+        assert refused.problem["details"]["limit"] == "project"
+        assert (await service.get("/scheduler/stats"))["config"]["queueShare"] == 1
+        service.path.write_text(text.replace("SHARE", "1.5"))
+        await service.ask("POST", "/scheduler/reload")
+        await service.submit(projectId="a")
+        assert (await service.ask("POST", "/tasks", task)).problem["details"]["maxPerProject"] == 6
+        assert (await service.get("/scheduler/stats"))["config"]["queueShare"] == 1.5
+
+
 async def test_a_bulk_cancel_counts_first_and_then_cancels_what_matches(tmp_path: Path) -> None:
     async with running(tmp_path, FILE) as service:
         await service.ask("POST", "/scheduler/pause")

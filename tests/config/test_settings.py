@@ -180,6 +180,10 @@ REFUSED: list[tuple[str, str]] = [
     ("[slots.work]", "slots: is a list of tables; begin each with [[slots]]"),
     # Types and ranges.
     (
+        "[scheduler]\nqueue_share = 0.5",
+        "scheduler.queue_share: must be a number from 1 to 1,000,000, not 0.5",
+    ),
+    (
         "[scheduler]\nmax_inflight = -1",
         "scheduler.max_inflight: must be a whole number from 1 to 1,000,000, not -1",
     ),
