@@ -28,6 +28,7 @@ from headgate.core.reasons import (
     ProjectUnknown,
     RateLimited,
     Reason,
+    expiry_warning,
 )
 from headgate.core.snapshot import (
     BUILT_IN_AGENT,
@@ -37,7 +38,8 @@ from headgate.core.snapshot import (
     ProjectStatus,
     with_built_in_agent,
 )
-from headgate.core.why import MAX_HOLDERS, TaskReason, reasons
+from headgate.core.why import MAX_HOLDERS, TaskReason, reasons, warning_at_submit
+from headgate.errors import utc_time
 
 ONE_AGENT = (Agent(id="a", capacity=9),)
 
@@ -330,3 +332,73 @@ def test_the_built_in_agent_takes_open_tasks_and_not_those_that_workers_pull() -
     planned = dispatch_state.plan(START, most=9)
     assert [(line.task.id, line.agent_id) for line in planned] == [("t1", BUILT_IN_AGENT)]
     assert only(dispatch_state, "t2").detail == NoAgentPulls()
+
+
+UNTIL = START + 100
+TELLING: list[tuple[Reason, str]] = [
+    (NotYetDue(until=UNTIL), "it may start"),
+    (GateClosed(kind="scope", name="project:x", until=UNTIL), "the window of budget project:x"),
+    (GateClosed(kind="scope", name="", until=UNTIL), "the window of budget (root) opens"),
+    (GateClosed(kind="slot", name="work", until=UNTIL), "slot work opens"),
+    (BudgetShort(scope="s", unit="tokens", room=1, requested=2, until=UNTIL), "budget s opens"),
+    (RateLimited(agent_type="claude", until=UNTIL), "it may start"),
+]
+
+
+@pytest.mark.parametrize(("reason", "awaited"), TELLING)
+def test_a_task_is_warned_only_if_it_expires_before_what_it_waits_for(
+    reason: Reason, awaited: str
+) -> None:
+    assert expiry_warning(reason, None) == ""
+    assert expiry_warning(reason, UNTIL + 0.1) == ""
+    for deadline in (START, UNTIL):
+        warning = expiry_warning(reason, deadline)
+        assert utc_time(deadline) in warning
+        assert awaited in warning
+        assert utc_time(UNTIL) in warning
+
+
+def test_what_names_no_time_warns_of_nothing() -> None:
+    assert expiry_warning(GateClosed(kind="target", name="t"), START) == ""
+    assert expiry_warning(ParentsPending(count=1), START) == ""
+
+
+@pytest.mark.parametrize(
+    ("deadline", "is_warned"), [(None, False), (UNTIL - 1, True), (UNTIL + 1, False)]
+)
+def test_why_warns_of_the_reason_that_outlasts_the_task_and_of_no_other(
+    deadline: float | None, is_warned: bool
+) -> None:
+    dispatch_state = state_of(queued("t1", target="t", slot="s", deadline=deadline))
+    dispatch_state.close(GateClosure(kind="target", name="t", until=UNTIL), START)
+    dispatch_state.close(GateClosure(kind="slot", name="s", until=START + 5), START)
+    told = {one.until: bool(one.warning) for one in why(dispatch_state)}
+    assert told == {UNTIL: is_warned, START + 5: False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "warned_of"),
+    [
+        ({"target": "t"}, "target t opens at"),
+        ({"target": "u", "scopes": ("project:x/session:s",)}, "budget project:x opens at"),
+        ({"target": "t", "scopes": ("project:x",)}, "budget project:x opens at"),
+        ({"target": "v"}, ""),
+        ({"target": "v", "slot": "one"}, ""),
+    ],
+)
+def test_a_submit_is_warned_of_the_gate_that_opens_last(
+    fields: dict[str, Any], warned_of: str
+) -> None:
+    dispatch_state = state_of()
+    for closure in (
+        GateClosure(kind="target", name="t", until=UNTIL),
+        GateClosure(kind="scope", name="project:x", until=UNTIL + 50),
+        GateClosure(kind="target", name="v"),
+        GateClosure(kind="slot", name="one", until=START + 9),
+    ):
+        dispatch_state.close(closure, START)
+    task = queued("t1", deadline=START + 10, **fields).task
+    warning = warning_at_submit(dispatch_state, task)
+    assert warned_of in warning
+    assert bool(warning) is bool(warned_of)
+    assert warning_at_submit(dispatch_state, queued("t1", **fields).task) == ""

@@ -75,7 +75,14 @@ SUBMISSION = Submission(
 )
 PAST = PastAttempt(attempt=1, started_at=1.5, ended_at=2.5, error="é broke", micro_usd=7)
 LIMITS = QueueLimits(max_queue=10, max_per_agent=5)
-NEW = NewTask(task=TASK, terms=TERMS, submission=SUBMISSION, limits=LIMITS, node_id="n1")
+NEW = NewTask(
+    task=TASK,
+    terms=TERMS,
+    submission=SUBMISSION,
+    limits=LIMITS,
+    node_id="n1",
+    warning="it expires at ten, before the window opens at eleven",
+)
 OTHER = msgspec.structs.replace(NEW, task=msgspec.structs.replace(TASK, id="tsk_2"))
 FULL = Rejected(
     limit=QueueLimit.PROJECT,
@@ -139,14 +146,14 @@ STEPS = (
 TRACELESS = msgspec.structs.replace(NEW, keeps_refusal=False)
 # Whoever adds a field has it sent, too, and then adds it here.
 FIELDS: dict[type[msgspec.Struct], tuple[str, ...]] = {
-    NewTask: ("task", "terms", "submission", "limits", "node_id", "keeps_refusal"),
+    NewTask: ("task", "terms", "submission", "limits", "node_id", "keeps_refusal", "warning"),
     KeyedSubmit: ("key", "tasks"),
     Settlement: ("task_id", "lease", "step", "cost", "result", "closure", "node_id"),
     Lease: ("node_id", "attempt"),
     Usage: ("tokens", "micro_usd", "model", "is_priced"),
     Cancellation: ("task_id", "node_id"),
     Plan: ("epoch", "assignments"),
-    Queued: ("record", "position"),
+    Queued: ("record", "position", "warning"),
     TurnedAway: ("record", "rejected"),
     UnknownParent: ("parent_id",),
     KeyedAnswer: ("entries", "fresh", "is_replay"),
@@ -209,7 +216,7 @@ def test_every_field_of_what_is_sent_is_known_here(kind: type[msgspec.Struct]) -
 def test_the_answers_to_the_steps_of_a_task_arrive_as_they_were_sent() -> None:
     ends = Ends()
     jobs, received = ends.send(NEW)
-    queued = Queued(record=record(submission=SUBMISSION), position=4)
+    queued = Queued(record=record(submission=SUBMISSION), position=4, warning=NEW.warning)
     assert ends.answer(jobs, received, queued) == [queued]
 
     running = record(
@@ -239,7 +246,7 @@ def keyed_answer(*fresh: Queued | TurnedAway, is_replay: bool = False) -> KeyedA
 
 
 def test_tasks_under_a_key_are_answered_as_others_are() -> None:
-    queued = Queued(record=record(submission=SUBMISSION), position=4)
+    queued = Queued(record=record(submission=SUBMISSION), position=4, warning=NEW.warning)
     turned_away = TurnedAway(
         record=record(
             task=msgspec.structs.replace(OTHER.task, status=TaskStatus.REJECTED),

@@ -245,7 +245,8 @@ def _task_answer(entry: SubmitEntry, request_id: bytes) -> Response:
     if not isinstance(entry, TakenEntry):
         return error_response(_refusal(entry), request_id)
     at = exact_moment(entry.created_at)
-    return json_response(ACCEPTED, SubmittedBody(entry.task_id, entry.state, entry.position, at))
+    taken = SubmittedBody(entry.task_id, entry.state, entry.position, at, entry.warning)
+    return json_response(ACCEPTED, taken)
 
 
 def _batch_answer(entries: Sequence[Submitted], request_id: bytes) -> Response:
@@ -259,7 +260,12 @@ def _batch_answer(entries: Sequence[Submitted], request_id: bytes) -> Response:
 
 def _entry_body(entry: Submitted) -> BatchEntryBody:
     if isinstance(entry, TakenEntry):
-        return BatchEntryBody(task_id=entry.task_id, state=entry.state, position=entry.position)
+        return BatchEntryBody(
+            task_id=entry.task_id,
+            state=entry.state,
+            position=entry.position,
+            warning=entry.warning or None,
+        )
     refused = _refusal(entry).body
     rejected = entry if isinstance(entry, RejectedEntry) else None
     return BatchEntryBody(
@@ -523,7 +529,7 @@ async def retried(api: Api, request: Request, task_id: str) -> SubmittedBody:
         raise ApiError("conflict", "the task cannot be retried")
     task = answer.record.task
     created_at = exact_moment(task.created_at)
-    return SubmittedBody(task.id, task.status, answer.position, created_at)
+    return SubmittedBody(task.id, task.status, answer.position, created_at, answer.warning)
 
 
 async def cancel_tasks(api: Api, request: Request, _: str) -> Response:

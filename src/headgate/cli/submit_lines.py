@@ -384,7 +384,9 @@ class WaitReasons:
         if not reasons or is_now == self._said:
             return None
         self._said = is_now
-        return f"{self._task_id} waits: {'; '.join(map(reason_line, reasons))}"
+        lines = [reason_line(one) for one in reasons]
+        lines += [printable(one.warning) for one in reasons if one.warning]
+        return f"{self._task_id} waits: {'; '.join(lines)}"
 
 
 class ProgressLine:
@@ -510,6 +512,8 @@ def _tell_one(submitted: SubmittedBody, *, as_json: bool) -> None:
         print_json(submitted)
         return
     click.echo(submitted.task_id)
+    if submitted.warning:
+        click.echo(f"headgate: {printable(submitted.warning)}", err=True)
     if is_terminal():
         click.echo(
             f"{submitted.state.value}, number {submitted.position} of those that wait", err=True

@@ -46,6 +46,8 @@ def lines_of(answer: WhyBody) -> list[str]:
     lines = [f"{answer.task_id} is {answer.state.value}:"]
     for reason in answer.reasons:
         lines.append(f"  {reason_line(reason)}")
+        if reason.warning:
+            lines.append(f"    {printable(reason.warning)}")
         if reason.held_by:
             lines.append(f"    held by {', '.join(map(printable, reason.held_by))}")
         if reason.held_by_others:

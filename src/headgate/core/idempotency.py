@@ -53,6 +53,7 @@ class TakenEntry(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     state: TaskStatus
     position: int
     created_at: float
+    warning: str = ""
 
 
 class RejectedEntry(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):

@@ -35,6 +35,22 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True, tag_field="reason"):
         """One line for a person."""
         return self.line.format_map(msgspec.structs.asdict(self))
 
+    @property
+    def awaited(self) -> str:
+        """What happens at the time that a reason names, to go on from "before"."""
+        return "it may start"
+
+
+def expiry_warning(reason: Reason, deadline: float | None) -> str:
+    """Say that a task expires before what it waits for; empty if it does not, or nobody knows."""
+    until: float | None = getattr(reason, "until", None)
+    if deadline is None or until is None or until < deadline:
+        return ""
+    return (
+        f"the task expires at {utc_time(deadline)}, before {reason.awaited} at {utc_time(until)};"
+        " submit it with a later deadline, or without one"
+    )
+
 
 class Cap(Reason, frozen=True, kw_only=True, omit_defaults=True):
     """A reason that a setting causes.
@@ -117,6 +133,13 @@ class GateClosed(Reason, frozen=True, kw_only=True, tag="gate_closed"):
         because = f": {self.why}" if self.why else ""
         until = f", until {utc_time(self.until)}" if self.until is not None else ""
         return f"{self.kind} {self.name or '(root)'} is closed{because}{self._quota}{until}"
+
+    @property
+    def awaited(self) -> str:
+        """What happens at the time that a reason names."""
+        if self.kind == "scope":
+            return f"the window of budget {self.name or '(root)'} opens"
+        return f"{self.kind} {self.name} opens"
 
     @property
     def _quota(self) -> str:
@@ -244,6 +267,11 @@ class BudgetShort(Reason, frozen=True, kw_only=True, tag="budget_short"):
         """One line for a person."""
         room, needed = amount_of(self.room, self.unit), amount_of(self.requested, self.unit)
         return f"scope {self.scope or '(root)'} has {room} left, and it needs {needed}"
+
+    @property
+    def awaited(self) -> str:
+        """What happens at the time that a reason names."""
+        return f"the window of budget {self.scope or '(root)'} opens"
 
 
 class FirstOfKind(Reason, frozen=True, kw_only=True, tag="first_of_kind"):

@@ -15,7 +15,7 @@ from msgspec.structs import replace as replaced
 
 from headgate.core.budgets.scopes import Scope, is_within
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
-from headgate.core.gates import GatePart
+from headgate.core.gates import GatePart, gate_key, gate_parts
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -35,10 +35,11 @@ from headgate.core.reasons import (
     ProjectConcurrencyReached,
     Reason,
     WorkersFull,
+    expiry_warning,
 )
 from headgate.core.scheduler import Explanation
 from headgate.core.snapshot import BUILT_IN_AGENT, Agent
-from headgate.core.task import is_worker
+from headgate.core.task import Task, is_worker
 
 MAX_HOLDERS = 10
 MAX_TAKERS = 5
@@ -50,6 +51,7 @@ class TaskReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     """One rule that keeps a task waiting; `held_by` names tasks in flight that have what it needs.
 
     `held_by_others` counts those that belong to others than whoever asks; they are not named.
+    `warning` is there if the task expires before the rule lets it go.
     """
 
     detail: Reason
@@ -57,6 +59,7 @@ class TaskReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     until: float | None = None
     held_by: tuple[str, ...] = ()
     held_by_others: int = 0
+    warning: str = ""
 
 
 def _is_anybodys(_: InFlightAttempt) -> bool:
@@ -81,7 +84,24 @@ def reasons(
     if not found:
         found = [_behind(dispatch_state, waiting)]
     found.sort(key=_lasting)
-    return tuple(_task_reason(dispatch_state, one, is_own) for one in found)
+    deadline = waiting.task.deadline
+    return tuple(_task_reason(dispatch_state, one, is_own, deadline) for one in found)
+
+
+def warning_at_submit(dispatch_state: DispatchState, task: Task) -> str:
+    """Say of a task that is about to be submitted that it expires before its gate opens.
+
+    Only what is closed by now counts, so this costs as little as a submit may.
+    """
+    if task.deadline is None:
+        return ""
+    parts = gate_parts(gate_key(task, dispatch_state.settings.pull_targets))
+    closures = [one for part in parts for one in dispatch_state.closures.of(part)]
+    latest = max(closures, key=lambda one: (one.until or 0.0, one.kind, one.name), default=None)
+    if latest is None:
+        return ""
+    reason = GateClosed(kind=latest.kind, name=latest.name, until=latest.until, why=latest.why)
+    return expiry_warning(reason, task.deadline)
 
 
 def _lasting(reason: Reason) -> Lasting:
@@ -271,7 +291,9 @@ def _behind(dispatch_state: DispatchState, waiting: Waiting) -> Reason:
     )
 
 
-def _task_reason(dispatch_state: DispatchState, reason: Reason, is_own: IsHolder) -> TaskReason:
+def _task_reason(
+    dispatch_state: DispatchState, reason: Reason, is_own: IsHolder, deadline: float | None
+) -> TaskReason:
     is_holder = _holder_test(reason)
     holders = (
         [attempt for attempt in dispatch_state.in_flight if is_holder(attempt)] if is_holder else []
@@ -283,6 +305,7 @@ def _task_reason(dispatch_state: DispatchState, reason: Reason, is_own: IsHolder
         until=getattr(reason, "until", None),
         held_by=tuple(sorted(held_by)[:MAX_HOLDERS]),
         held_by_others=len(holders) - len(held_by),
+        warning=expiry_warning(reason, deadline),
     )
 
 

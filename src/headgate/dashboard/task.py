@@ -215,6 +215,7 @@ class ReasonShown(msgspec.Struct, frozen=True, kw_only=True):
     held_by_others: int
     parents: tuple[str, ...]
     links: list[Link]
+    warning: str
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,6 +270,7 @@ def _shown(view: View, reason: ReasonBody) -> ReasonShown:
         held_by_others=reason.held_by_others,
         parents=tuple(str(one) for one in parents or ()),
         links=links_of(view, reason.detail),
+        warning=capital(reason.warning),
     )
 
 

@@ -45,7 +45,7 @@ from headgate.core.task import (
     slot_of,
 )
 from headgate.core.task_view import moment
-from headgate.core.why import TaskReason, reasons
+from headgate.core.why import TaskReason, reasons, warning_at_submit
 from headgate.engine.dispatcher import Dispatcher
 from headgate.engine.events import EventFeed
 from headgate.engine.external_ledger import LeaseRenewer, SettlementOutbox, WatchedLedger
@@ -274,7 +274,13 @@ class Engine:
             submission=submission,
             limits=self.settings.limits,
             node_id=self.node.node_id,
+            warning=self._warning(task),
         )
+
+    def _warning(self, task: Task) -> str:
+        """Say what is known here of a task that cannot start in time; another node knows less."""
+        state = self.dispatcher.dispatch_state
+        return "" if state is None else warning_at_submit(state, task)
 
     def new_id(self) -> str:
         """Return an id for a task that is to be submitted under it, once or more than once."""

@@ -165,6 +165,7 @@ class NewTask(StoreStep, frozen=True, kw_only=True, tag="new"):
     """A task to be queued, under an id that the caller made, with the limits that it must fit.
 
     Where there is no room for it, it is stored as rejected, unless `keeps_refusal` is off.
+    `warning` is what its submitter is told, if it is taken.
     """
 
     task: Task
@@ -173,6 +174,7 @@ class NewTask(StoreStep, frozen=True, kw_only=True, tag="new"):
     limits: QueueLimits
     node_id: str = ""
     keeps_refusal: bool = True
+    warning: str = ""
 
 
 class Queued(StoreAnswer, frozen=True, kw_only=True, tag="queued"):
@@ -183,6 +185,7 @@ class Queued(StoreAnswer, frozen=True, kw_only=True, tag="queued"):
 
     record: TaskRecord
     position: int
+    warning: str = ""
 
 
 class TurnedAway(StoreAnswer, frozen=True, kw_only=True, tag="turned away"):

@@ -101,14 +101,14 @@ def _store(work: UnitOfWork, new: NewTask, parents: list[TaskRow]) -> SubmitAnsw
     work.counters.happen(SUBMITTED, row.agent_id, row.project_id)
     enter_queue(work, row)
     work.notify_dispatcher((row,), by=new.node_id)
-    return Queued(record=row.record(new.submission), position=answer.position)
+    return Queued(record=row.record(new.submission), position=answer.position, warning=new.warning)
 
 
 def _again(row: TaskRow, new: NewTask) -> SubmitAnswer:
     record, rejected = row.record(new.submission), row.spec.rejected
     if rejected is not None:
         return TurnedAway(record=record, rejected=rejected)
-    return Queued(record=record, position=row.spec.position)
+    return Queued(record=record, position=row.spec.position, warning=new.warning)
 
 
 def _failed_parent(new: NewTask, parents: list[TaskRow]) -> TaskRow | None:
@@ -410,6 +410,7 @@ def entry_of(outcome: SubmitAnswer | InvalidEntry) -> SubmitEntry:
             state=task.status,
             position=outcome.position,
             created_at=task.created_at,
+            warning=outcome.warning,
         )
     if isinstance(outcome, TurnedAway):
         return RejectedEntry(task_id=outcome.record.task.id, rejected=outcome.rejected)

@@ -914,7 +914,7 @@ def _showing(answer: Submitted, submission: Submission) -> Submitted:
         return answer
     record = msgspec.structs.replace(answer.record, submission=submission)
     if isinstance(answer, Queued):
-        return Queued(record=record, position=answer.position)
+        return Queued(record=record, position=answer.position, warning=answer.warning)
     return TurnedAway(record=record, rejected=answer.rejected)
 
 

@@ -19,13 +19,14 @@ from headgate.storage.tokens import Permission
 Details = dict[str, str | int | float | bool | None]
 
 
-class SubmittedBody(msgspec.Struct, rename="camel"):
-    """The answer to a task that was taken."""
+class SubmittedBody(msgspec.Struct, omit_defaults=True, rename="camel"):
+    """The answer to a task that was taken; `warning` if it expires before what it waits for."""
 
     task_id: str
     state: TaskStatus
     position: int
     created_at: datetime
+    warning: str = ""
 
 
 class BatchEntryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -34,6 +35,7 @@ class BatchEntryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="c
     task_id: str | None = None
     state: TaskStatus | None = None
     position: int | None = None
+    warning: str | None = None
     code: str | None = None
     error: str | None = None
     retryable: bool | None = None
@@ -62,13 +64,17 @@ class CancelledBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule that keeps a task waiting; `detail` has its fields, with its name as `reason`."""
+    """One rule that keeps a task waiting; `detail` has its fields, with its name as `reason`.
+
+    `warning` is there if the task expires before the rule lets it go.
+    """
 
     detail: dict[str, Any]
     message: str
     until: float | None = None
     held_by: tuple[str, ...] = ()
     held_by_others: int = 0
+    warning: str = ""
 
 
 class SlotRoomBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
