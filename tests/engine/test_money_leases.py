@@ -83,7 +83,10 @@ def crash(service: Service, host: Host, engine: Engine) -> None:
 def test_a_task_that_runs_for_three_hours_holds_its_money_for_as_long(
     new_ledger: Callable[[Clock], ShakyLedger] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The loops look less often here, since three hours of them are many steps."""
     monkeypatch.setattr("headgate.engine.external_ledger.PAUSE_SECONDS", 10.0)
+    monkeypatch.setattr("headgate.engine.node.DISPATCHER_LEASE_SECONDS", 60.0)
+    monkeypatch.setattr("headgate.engine.dispatcher.NEWS_SECONDS", 10.0)
 
     async def scenario(service: Service) -> None:
         task_id = await service.submit()
@@ -95,7 +98,13 @@ def test_a_task_that_runs_for_three_hours_holds_its_money_for_as_long(
         assert (record.task.status, record.progress.assumed_tokens) == (TaskStatus.DONE, 0)
         await settles(service, BOOKED, within_seconds=15.0)
 
-    play(scenario, always(3 * HOURS, USED), new_ledger=new_ledger)
+    play(
+        scenario,
+        always(3 * HOURS, USED),
+        new_ledger=new_ledger,
+        node_lease_seconds=60.0,
+        tick_seconds=10.0,
+    )
 
 
 @IN_AND_OUT
