@@ -555,6 +555,7 @@ class LedgerTracker:
         not_charged_on: tuple[type[BaseException], ...] = (),
         on_exhausted: OnExhausted = "wait",
         max_wait_seconds: float | None = None,
+        hold: Callable[[], Hold] | None = None,
     ) -> AbstractAsyncContextManager[ActiveReservation]:
         """Hold an estimate while the body runs, and settle it when the body ends."""
         return reserved(
@@ -568,6 +569,7 @@ class LedgerTracker:
             not_charged_on=not_charged_on,
             on_exhausted=on_exhausted,
             max_wait_seconds=max_wait_seconds,
+            hold=hold,
         )
 
     async def dispatched(self, token: ReservationToken | str) -> ReservationToken:
