@@ -42,7 +42,7 @@ max_per_agent = 3
 worker_count = 4
 task_retention_seconds = 86_400
 default_deadline_seconds = 20
-lease_seconds = 2
+node_lease_seconds = 2
 drain_seconds = 2
 
 [targets.function]

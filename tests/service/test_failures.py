@@ -25,7 +25,7 @@ SETTINGS = """
 [scheduler]
 max_queue_size = 100_000
 max_per_agent = 100_000
-lease_seconds = {lease_seconds}
+node_lease_seconds = {lease_seconds}
 
 [targets.python]
 kind = "callable"
