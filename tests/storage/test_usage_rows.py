@@ -270,9 +270,7 @@ async def test_models_without_a_price_are_told_for_a_day(place: Place) -> None:
             UnpricedModel(model="house-model", tokens=900_000),
             UnpricedModel(model="small", tokens=5),
         )
-        first, second = await scene.store.run(
-            lambda *asked: list(price_findings(*asked, PriceList()))
-        )
+        first, second = await scene.store.run(price_lines)
         assert (first.verdict, second.verdict) == ("warn", "warn")
         assert "900,000 tokens" in first.found
         assert first.advice.startswith('add [prices."house-model"] with input = …')
