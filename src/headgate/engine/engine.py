@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,7 +35,6 @@ from headgate.core.lifecycle import DEFAULT_POLICY, RetryPolicy
 from headgate.core.retention import Retention, RetentionCut
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.task import (
-    TERMINAL,
     Submission,
     Task,
     TaskRecord,
@@ -346,14 +345,14 @@ class Engine:
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks in the order of the query, as many as fit on one page.
 
-        The store has no index by state, and what is in flight is older than what waits. The node
+        The store has no index of attempts, and what is in flight is older than what waits. The node
         that dispatches knows what is in flight, and reads nothing else. Any other node reads
         further and further back. Rule: a list of what is in flight has all of it, however many
         tasks wait; if that takes too long, the page says that there is more.
         """
         if self.dispatcher.dispatch_state is None and _is_of_attempts(query):
             return await self._find_in_flight(query)
-        return await self.store.find(self._from_the_oldest_live(self.only_in_flight(query)))
+        return await self.store.find(self.only_in_flight(query))
 
     def only_in_flight(self, wanted: Filter) -> Filter:
         """Return a filter of what is in flight that reads nothing else.
@@ -365,21 +364,6 @@ class Engine:
         if state is None or not _is_of_attempts(wanted) or len(state.in_flight) > MAX_AMONG:
             return wanted
         return msgspec.structs.replace(wanted, among=tuple(one.task.id for one in state.in_flight))
-
-    def _from_the_oldest_live(self, query: TaskQuery) -> TaskQuery:
-        """Return a query that passes over what ended before the oldest that has not.
-
-        There is no index by state, so a list from the oldest on would read everything that ended
-        long ago first. The node that dispatches knows the oldest task that has not ended.
-        """
-        state = self.dispatcher.dispatch_state
-        if state is None or not query.is_oldest_first or not query.states:
-            return query
-        if not TERMINAL.isdisjoint(query.states):
-            return query
-        oldest = min(chain(state.waiting, (one.task.id for one in state.in_flight)), default="")
-        # Everything behind a beginning of an id comes after it, the id itself too.
-        return msgspec.structs.replace(query, before=max(query.before or "", oldest[:-1]) or None)
 
     async def _find_in_flight(self, query: TaskQuery) -> TaskPage:
         """Look for what is in flight until as much is found as the store has counted."""

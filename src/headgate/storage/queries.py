@@ -1,7 +1,8 @@
 """Reading tasks: one by one, in lists, in bulk, counted, and as what a dispatcher starts from.
 
-There is no index beside the ids, because each costs more than the commit of a task. So lists and
-bulk work look at a bounded number of tasks, and cost the same however many are stored.
+Beside the ids there is an index of the tasks that have not ended, and one of those that have, by
+how they ended. A list of states goes by one of these where they have few tasks. Any other list, and
+bulk work, looks at a bounded number of tasks, and costs the same however many are stored.
 """
 
 from __future__ import annotations
