@@ -2,9 +2,10 @@
 
 A row of `tasks` is small and written at every step; what only the executor reads, and may be large,
 lies beside it and is written once. That table has an index of its own, with only the ids: where the
-rows are the index, SQLite reads the whole of each that it compares. A further index that every
-step writes costs more than the commit itself, so there are two beside the keys, and each task is in one of them: the
-tasks that have not ended, which are few, and those that have, in the order in which they go.
+rows are the index, SQLite reads the whole of each that it compares. A further index that every step
+writes costs more than the commit itself. So there are two beside the keys, which are written at the
+begin and at the end, and each task is in one of them: the tasks that have not ended, which are few,
+and those that have, in the order in which they go.
 
 `eviction_rank` is set once a task has ended. `evictable_since` is set as long as nothing needs it
 then, and holds the time at which it ended. No index has a column that an attempt changes: in
