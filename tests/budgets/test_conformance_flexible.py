@@ -44,7 +44,7 @@ PROBE = Flexible(
     micro_usd_at_once=1,
     tokens_at_once=1,
 )
-LEARNED = Flexible(micro_usd=HoldRule.LEARNED, least_micro_usd=30_000, kind="p/t/")
+LEARNED = Flexible(micro_usd=HoldRule.LEARNED, most_micro_usd=30_000, kind="p/t/")
 
 
 def request(
@@ -175,38 +175,42 @@ async def test_a_bound_counts_only_where_its_unit_is_limited(
 
 
 @pytest.mark.parametrize(
-    ("spent", "reserved", "expected"),
+    ("spent", "reserved", "most", "expected"),
     [
-        ("0.80", "0", 100_000),
-        ("0.95", "0", 50_000),
-        ("0.97", "0", 30_000),
-        ("0.98", "0", None),
-        ("0.85", "0.10", None),
-        ("0.80", "0.10", 100_000),
+        ("0.80", "0", 30_000, True),
+        ("0.90", "0", 30_000, True),
+        ("0.91", "0", 30_000, False),
+        # Beside others in flight a guard stays free: an eightieth of the limit, twice.
+        ("0.70", "0.175", 30_000, True),
+        ("0.70", "0.18", 30_000, False),
+        # Less where nothing like it has ever cost so much.
+        ("0.70", "0.198", 1_000, True),
+        ("0.70", "0.199", 1_000, False),
     ],
 )
-async def test_a_learned_amount_shrinks_once_nothing_else_is_reserved(
-    tracker_factory: TrackerFactory, spent: str, reserved: str, expected: int | None
+async def test_a_learned_amount_leaves_a_guard_beside_others(
+    tracker_factory: TrackerFactory, spent: str, reserved: str, most: int, expected: bool
 ) -> None:
+    flexible = msgspec.structs.replace(LEARNED, most_micro_usd=most)
     async with tracker_factory() as tracker:
         await tracker.set_budget(SESSION, "1.00")
         await tracker.reserve(FLOW, spent, reservation_id="before")
         await tracker.commit("before", spent)
         await tracker.reserve(FLOW, reserved, reservation_id="others")
-        answer = await tracker.ledger.reserve(request("a", LEARNED, micro_usd=100_000))
-        if expected is None:
+        answer = await tracker.ledger.reserve(request("a", flexible, micro_usd=100_000))
+        if expected:
+            assert isinstance(answer, Reservation)
+            assert answer.micro_usd == 100_000
+        else:
             assert isinstance(answer, Refused)
             assert answer.requested == 100_000
             assert answer.may_clear == (reserved != "0")
-        else:
-            assert isinstance(answer, Reservation)
-            assert answer.micro_usd == expected
 
 
 async def test_a_learned_amount_above_the_limit_holds_all_of_it(
     tracker_factory: TrackerFactory,
 ) -> None:
-    dear = msgspec.structs.replace(LEARNED, least_micro_usd=3_000_000)
+    dear = msgspec.structs.replace(LEARNED, most_micro_usd=3_000_000)
     async with tracker_factory() as tracker:
         await tracker.set_budget(SESSION, "1.00")
         assert (await held(tracker, request("a", dear, micro_usd=9_000_000))).micro_usd == 1_000_000
@@ -233,8 +237,8 @@ FLEXIBLES = st.one_of(
         Flexible,
         micro_usd=st.sampled_from(HoldRule),
         tokens=st.sampled_from(HoldRule),
-        least_micro_usd=st.integers(0, 60),
-        least_tokens=st.integers(0, 60),
+        most_micro_usd=st.integers(0, 60),
+        most_tokens=st.integers(0, 60),
         kind=st.sampled_from(["k1", "k2"]),
         micro_usd_at_once=st.integers(0, 2),
         tokens_at_once=st.integers(0, 2),

@@ -206,7 +206,7 @@ def test_what_is_kept_is_read_back() -> None:
     again = msgspec.json.decode(msgspec.json.encode(kept), type=Learned)
     assert again == kept
     assert Estimates([(KIND, again)]).hold(KIND, micro_usd=None, tokens=None).micro_usd == Estimate(
-        basis=Basis.LEARNED, amount=600, least=205, samples=3, at_once=6
+        basis=Basis.LEARNED, amount=600, most=300, samples=3, at_once=6
     )
 
 

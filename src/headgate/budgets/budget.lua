@@ -314,10 +314,10 @@ local function expire_due()
   return #due
 end
 
--- The fields of a flexible request: how firm each amount is, the least that a learned one may
--- shrink to, the kind, and how many of it may be live at once where the unit is limited.
+-- The fields of a flexible request: how firm each amount is, the most that work of its kind has
+-- cost, the kind, and how many of it may be live at once where the unit is limited.
 -- Dollars come before tokens.
-local USD_RULE, TOKENS_RULE, LEAST_USD, FLEXIBLE_KIND, USD_AT_ONCE = 1, 2, 3, 5, 6
+local USD_RULE, TOKENS_RULE, MOST_USD, FLEXIBLE_KIND, USD_AT_ONCE = 1, 2, 3, 5, 6
 
 local function asks_for_the_same(reservation, wanted, usd, tokens, at_once, flexible)
   local charges = charges_of(reservation[CHARGES])
@@ -352,18 +352,20 @@ local function refusal(charges, usd, tokens)
 end
 
 -- What one scope with a limit lets a request hold in a unit; nil where it has no room.
-local function hold_in(limit, used, reserved, rule, asked, least_asked)
+local function hold_in(limit, used, reserved, rule, asked, most_seen)
   local left = limit - used
-  if rule ~= 'probe' and asked <= left then return asked end
-  if rule == 'exact' then return nil end
+  if rule == 'exact' then return asked <= left and asked or nil end
   local least = max(1, ceil(limit / LEAST_SHARE))
   if rule == 'probe' then
     if left < least then return nil end
     return min(ceil(limit / PROBE_SHARE), left, MOST_HELD)
   end
-  if least_asked <= limit then least = max(least, least_asked) end
-  if reserved ~= 0 or left < least then return nil end
-  return left
+  if asked > limit then
+    return reserved == 0 and left >= least and left or nil
+  end
+  local guard = min(most_seen, ceil(limit / GUARD_SHARE))
+  local needed = reserved == 0 and max(asked, guard) or asked + 2 * guard
+  return left >= needed and asked or nil
 end
 
 -- The amounts that a flexible request holds and the kind that it counts for, or its refusal.
@@ -381,7 +383,7 @@ local function flexible_amounts(charges, usd, tokens, flexible)
         if bound >= 0 then
           local used = total[first] + total[first + 1] + total[first + 2]
           local held = hold_in(
-            bound, used, total[first + 1], flexible[unit], asked[unit], flexible[LEAST_USD + unit - 1]
+            bound, used, total[first + 1], flexible[unit], asked[unit], flexible[MOST_USD + unit - 1]
           )
           if not held then
             return nil, answer('refused', scope, limit[1], limit[2], limit[3], total, oldest, 0)

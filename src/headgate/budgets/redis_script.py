@@ -17,6 +17,7 @@ from importlib.resources import files
 import msgspec
 
 from headgate.core.budgets.ledger import (
+    GUARD_SHARE,
     LEAST_SHARE,
     PROBE_SHARE,
     Account,
@@ -254,8 +255,8 @@ def _flexible_row(flexible: Flexible) -> tuple[object, ...]:
     return (
         flexible.micro_usd.value,
         flexible.tokens.value,
-        flexible.least_micro_usd,
-        flexible.least_tokens,
+        flexible.most_micro_usd,
+        flexible.most_tokens,
         flexible.kind,
         flexible.micro_usd_at_once,
         flexible.tokens_at_once,
@@ -408,6 +409,7 @@ def _rules_in_lua() -> str:
     numbers = {
         "PROBE_SHARE": PROBE_SHARE,
         "LEAST_SHARE": LEAST_SHARE,
+        "GUARD_SHARE": GUARD_SHARE,
         "MOST_HELD": MAX_RESERVATION_MICRO_USD,
     }
     lines = [f"local {name} = {{{_fields(table)}}}" for name, table in tables.items()]

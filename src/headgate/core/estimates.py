@@ -192,13 +192,13 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an attempt is to hold in one unit, and how that came about.
 
-    A learned amount may shrink to what is left, but not below `least`. `samples` is how many
-    costs it was learned from. At most so many `at_once` may be in flight; 0 is no such bound.
+    `most` is the most that this kind of work has cost, and `samples` how many costs it was learned
+    from. At most so many `at_once` may be in flight; 0 is no such bound.
     """
 
     basis: Basis
     amount: int = 0
-    least: int = 0
+    most: int = 0
     samples: int = 0
     quantile: float = 0.0
     at_once: int = 0
@@ -251,8 +251,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Flexible(
             micro_usd=usd,
             tokens=tokens,
-            least_micro_usd=self.micro_usd.least,
-            least_tokens=self.tokens.least,
+            most_micro_usd=self.micro_usd.most,
+            most_tokens=self.tokens.most,
             kind=self.kind,
             micro_usd_at_once=self.micro_usd.at_once,
             tokens_at_once=self.tokens.at_once,
@@ -386,7 +386,7 @@ def _learned(sketch: Sketch, unit: Unit, quantile: float, reserve: Reserve) -> E
     return Estimate(
         basis=Basis.LEARNED,
         amount=min(sketch.amount(quantile, reserve), _CEILINGS[unit]),
-        least=min(sketch.quantile(0.5), _CEILINGS[unit]),
+        most=min(sketch.largest, _CEILINGS[unit]),
         samples=sketch.count,
         quantile=quantile if is_quantile else 0.0,
         at_once=2 * sketch.count if sketch.count < FEW_SAMPLES else 0,
