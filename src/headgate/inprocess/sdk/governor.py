@@ -230,13 +230,13 @@ class Governor:
         if length.basis is Basis.PROBE:
             return Hold(micro_usd=self._unpriced() or length, tokens=length, kind=kind)
         cost = self._cost(asked, model, length.amount)
-        least = self._cost(asked, model, length.least)
+        dearest = self._cost(asked, model, length.most)
         usd = self._unpriced()
-        if cost is not None and least is not None:
-            usd = replace(length, amount=cost.micro_usd, least=least.micro_usd)
+        if cost is not None and dearest is not None:
+            usd = replace(length, amount=cost.micro_usd, most=dearest.micro_usd)
         input_tokens = -(-asked.prompt_chars // CHARACTERS_PER_TOKEN)
         tokens = replace(
-            length, amount=input_tokens + length.amount, least=input_tokens + length.least
+            length, amount=input_tokens + length.amount, most=input_tokens + length.most
         )
         return Hold(micro_usd=usd or estimates.NOTHING, tokens=tokens, kind=kind)
 
@@ -249,9 +249,9 @@ class Governor:
             Kind(_PROJECT, model), micro_usd=estimates.NOTHING, tokens=None, reserve=self._reserve
         ).tokens
         if learned.basis is Basis.LEARNED:
-            amount, least = asked.answers * learned.amount, asked.answers * learned.least
+            amount, longest = asked.answers * learned.amount, asked.answers * learned.most
             if most is None or amount < most:
-                return replace(learned, amount=amount, least=least)
+                return replace(learned, amount=amount, most=longest)
         if most is None and self._max_tokens is not None:
             most = asked.answers * self._max_tokens
         return estimates.PROBE if most is None else estimates.given(most)
