@@ -163,9 +163,41 @@ def test_what_matters_is_stored_within_a_second_or_so() -> None:
         stage.slots.observe("work", 200, headers(5, 0.95), loop.clock())
         await asyncio.sleep(1.5)
         assert stage.status().standing.percent_used == 90.0
+        stage.slots.observe("work", 200, headers(5, 0.99), loop.clock())
+        await asyncio.sleep(0.1)
+        # The last word of a burst counts, though no response follows it.
         stage.slots.observe("work", 200, headers(5, 1.0, "rejected"), loop.clock())
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.0)
         assert stage.status().standing.closure is not None
+
+    play(main)
+
+
+def test_a_response_that_is_shown_while_the_loop_is_at_work_is_not_lost() -> None:
+    async def main(loop: SimulatedLoop, world: World) -> None:
+        world.latency_seconds = 5.0
+        stage = Stage(loop, world, [quiet(world, modes=[AFTER_RESET])])
+        await stage.start()
+        await asyncio.sleep(2.0)
+        assert len(world.wakes) == 1
+        stage.slots.observe("work", 200, headers(5, 0.5), loop.clock())
+        await asyncio.sleep(6.0)
+        assert stage.status().standing.percent_used == 50.0
+
+    play(main)
+
+
+def test_traffic_that_says_nothing_wakes_no_loop() -> None:
+    async def main(loop: SimulatedLoop, world: World) -> None:
+        stage = Stage(loop, world, [quiet(world)])
+        await stage.start()
+        await stage.until(0.5)
+        for _ in range(600):
+            stage.slots.observe("work", 200, {"content-type": "text/html"}, loop.clock())
+            await asyncio.sleep(0.3)
+        seen_at = stage.status().quota_loop.last_step_at
+        assert seen_at is not None
+        assert seen_at <= MIDNIGHT + 0.51 * HOUR
 
     play(main)
 

@@ -270,8 +270,11 @@ class QuotaLoop:
             None if reading is None else reading.resets_at,
             None if reading is None else exhausted_until(slot.config, reading),
         )
+        # A response may have been shown while this step was under way.
+        if (due_at is not None and due_at <= now) or slot.observed_due_at <= now:
+            return now
         ahead = [moment for moment in moments if moment is not None and moment > now]
-        return now if due_at is not None and due_at <= now else min(ahead, default=float("inf"))
+        return min(ahead, default=float("inf"))
 
     def _tell_change(self) -> None:
         slot = self._slot

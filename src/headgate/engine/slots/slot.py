@@ -157,6 +157,7 @@ ANSWER_SECONDS = 30.0
 
 LOOK_SECONDS = 60.0
 
+TOO_MANY_REQUESTS = 429
 OBSERVE_SECONDS = 30.0
 NEWS_SECONDS = 1.0
 """How often at most what real traffic tells of a quota is stored: anything, and what matters."""
@@ -207,6 +208,9 @@ class KeySlot:
         self._looked_at = float("-inf")
         self._is_looking = False
         self.observed_due_at = float("inf")
+        self._response: tuple[int, Mapping[str, str], float] | None = None
+        self._examined_at = float("-inf")
+        self._has_limits = False
         self._observed: tuple[float, QuotaReport | QuotaFailure] | None = None
         self._observed_at = float("-inf")
         self._standing: SlotStanding | None = None
@@ -319,22 +323,42 @@ class KeySlot:
     def observe(self, status: int, headers: Mapping[str, str], at: float) -> None:
         """Take note of a response that somebody got with this key; the quota loop stores it.
 
-        What changes nothing but a percentage is stored at most every half minute, whatever the
-        traffic; the rest within a second.
+        Only the newest is read, once a second and at a refusal, so that traffic costs next to
+        nothing. What changes nothing but a percentage is stored at most every half minute; the
+        rest within a second or two.
         """
-        answer = self.setup.provider.read_response(status, headers, at)
-        if answer is None:
+        self._response = (status, headers, at)
+        if status == TOO_MANY_REQUESTS or abs(at - self._examined_at) >= NEWS_SECONDS:
+            self._examine()
+        elif self._has_limits:
+            self._store_by(min(self.observed_due_at, self._examined_at + NEWS_SECONDS))
+
+    def _examine(self) -> None:
+        """Read the newest response, and say by when what it tells is to be stored."""
+        if self._response is None:
             return
-        self._observed = (at, answer)
-        wait = NEWS_SECONDS if is_news(self.config, self.row, answer, at) else OBSERVE_SECONDS
-        due_at = self._observed_at + wait
-        if due_at < self.observed_due_at:
-            self.observed_due_at = due_at
-            if due_at < self.quota_sleeps_until:
-                self.quota_alarm.ring()
+        (status, headers, at), self._response = self._response, None
+        self._examined_at = self.now()
+        answer = self.setup.provider.read_response(status, headers, at)
+        self._has_limits = answer is not None
+        if answer is not None:
+            self._observed = (at, answer)
+        if self._observed is None:
+            self.observed_due_at = float("inf")
+            return
+        is_new = is_news(self.config, self.row, self._observed[1], at)
+        self._store_by(self._observed_at + (NEWS_SECONDS if is_new else OBSERVE_SECONDS))
+
+    def _store_by(self, due_at: float) -> None:
+        self.observed_due_at = due_at
+        if due_at < self.quota_sleeps_until:
+            self.quota_alarm.ring()
 
     async def store_observed(self) -> None:
         """Have the store know what responses to real traffic said, if that is due."""
+        if self.now() < self.observed_due_at:
+            return
+        self._examine()
         if self._observed is None or self.now() < self.observed_due_at:
             return
         (at, answer), self._observed = self._observed, None
