@@ -309,7 +309,7 @@ class SimulatedService:
         def work(order: WorkOrder) -> tuple[float, Outcome]:
             self.executed[order.task_id, order.attempt] += 1
             seconds, outcome = chance(order)
-            time_left = (order.deadline or 0.0) - self.loop.clock()
+            time_left = (order.deadline or LATE_SECONDS + self.loop.clock()) - self.loop.clock()
             # Whoever hangs is stopped by a deadline that is near.
             return (seconds if time_left < 100.0 else min(seconds, 9.0)), outcome
 
@@ -363,7 +363,7 @@ class SimulatedService:
             priority=draws.choice([0, 0, 1]),
             created_at=now,
             estimate_tokens=draws.choice([None, 50, 400, 2_000]),
-            deadline=now + draws.choice([3.0, 60.0, LATE_SECONDS, LATE_SECONDS]),
+            deadline=draws.choice([None, now + 3.0, now + 60.0, now + LATE_SECONDS]),
             not_before=draws.choice([None, None, now + 3.0]),
             target=draws.choice(["", "t", "u", *(["pull", "pull"] if self.workers else [])]),
             scopes=draws.choice([(), ("project:x",), ("session:tight",)]),
