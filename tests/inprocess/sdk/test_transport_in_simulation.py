@@ -240,6 +240,7 @@ def test_an_expected_output_holds_less_than_the_request_allows(
     held = simulate(main).result
     # The input is nine tokens, the output fifty at most and five as it came.
     assert held[0] == 509
+    assert held[:20] == [509] * 20
     assert (held[-1] < 75) == is_less
 
 

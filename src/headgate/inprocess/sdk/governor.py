@@ -25,7 +25,7 @@ from headgate.budgets.tracker import (
 )
 from headgate.core import estimates
 from headgate.core.budgets.scopes import Scope
-from headgate.core.estimates import Basis, Hold, Kind, Reserve
+from headgate.core.estimates import FEW_SAMPLES, Basis, Hold, Kind, Reserve
 from headgate.core.money import to_micro_usd, to_tokens
 from headgate.errors import CallerError, HeadgateError, InvalidFieldError, InvalidSettingError
 from headgate.inprocess.budget import Estimate
@@ -142,14 +142,16 @@ class Governor:
         """Return the call that a request makes; nothing is asked for yet."""
         try:
             asked = read_call(request.url.path, body)
+            agent_id, scopes = _given("agent_id", self._agent_id), self._scopes()
+            whose = scopes[0] if scopes else agent_id
             return GovernedCall(
                 self,
                 request,
                 body,
                 asked=asked,
-                agent_id=_given("agent_id", self._agent_id),
-                scopes=self._scopes(),
-                estimate=self._estimate(asked) if self.has_budget else None,
+                agent_id=agent_id,
+                scopes=scopes,
+                estimate=self._estimate(asked, whose) if self.has_budget else None,
             )
         except HeadgateError as error:
             let_pass(error, request.headers)
@@ -210,22 +212,22 @@ class Governor:
         own = () if self._scope is None else (_given("scope", self._scope),)
         return (*own, *self._also)
 
-    def _estimate(self, asked: ModelCall) -> Estimate:
+    def _estimate(self, asked: ModelCall, whose: str) -> Estimate:
         """Return what a call holds, and the cheaper ones that may be used instead."""
         models = [asked.model]
         while len(models) <= MAX_CHEAPER and models[-1] in self._cheaper:
             models.append(self._cheaper[models[-1]])
         estimate: Estimate | None = None
         for model in reversed(models):
-            hold = partial(self._hold, asked, model)
+            hold = partial(self._hold, asked, model, whose)
             estimate = Estimate(model=model, cheaper=estimate, hold=hold)
         if estimate is None:
             raise AssertionError("a call has a model, if only an unnamed one")
         return estimate
 
-    def _hold(self, asked: ModelCall, model: str) -> Hold:
+    def _hold(self, asked: ModelCall, model: str, whose: str) -> Hold:
         """Return what a call is to hold now; what was learned meanwhile counts."""
-        kind = Kind(self._kind_scope(), model).text
+        kind = Kind(whose, model).text
         length = self._length(asked, model)
         if length.basis is Basis.PROBE:
             return Hold(micro_usd=self._unpriced() or length, tokens=length, kind=kind)
@@ -248,7 +250,8 @@ class Governor:
         learned = self._lengths.hold(
             Kind(_PROJECT, model), micro_usd=estimates.NOTHING, tokens=None, reserve=self._reserve
         ).tokens
-        if learned.basis is Basis.LEARNED:
+        # A length that the request bounds needs no guess from few responses.
+        if learned.basis is Basis.LEARNED and (most is None or learned.samples >= FEW_SAMPLES):
             amount, longest = asked.answers * learned.amount, asked.answers * learned.most
             if most is None or amount < most:
                 return replace(learned, amount=amount, most=longest)
@@ -279,9 +282,6 @@ class Governor:
         if problem.model not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(problem.model)
             _log.warning("what calls cost is not booked: %s", problem)
-
-    def _kind_scope(self) -> str:
-        return self._scope if isinstance(self._scope, str) else _PROJECT
 
 
 def _reserve(name: str) -> Reserve:
