@@ -435,7 +435,7 @@ async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, 
     search(workflow.folder)
     executors = step_executors(workflow, variables, workflow.price_list, targets, concurrency=1)
     for executor in executors.values():
-        if isinstance(executor, CallSteps | CallableExecutor):
+        if isinstance(executor.executor, CallSteps | CallableExecutor):
             await executor.open()
 
 

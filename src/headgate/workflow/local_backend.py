@@ -600,7 +600,7 @@ def step_executors(
     *,
     concurrency: int,
     observe_slot: ObserveSlot | None = None,
-) -> dict[str, Executor]:
+) -> dict[str, WithinTimeout]:
     """Return the executors of all steps, by the names that their tasks have them under."""
     found = {} if targets is None else targets.executors(variables.environ, observe_slot)
     found[_WRONG] = WrongSteps()

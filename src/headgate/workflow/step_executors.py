@@ -53,24 +53,24 @@ class WithinTimeout:
     """
 
     def __init__(self, executor: Executor, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._executor = executor
+        self.executor = executor
         self._clock = clock
         self._overload: _Overload | None = None
 
     async def open(self) -> None:
         """Make the executor ready."""
-        await self._executor.open()
+        await self.executor.open()
 
     async def close(self) -> None:
         """Let go of what it shares."""
-        await self._executor.close()
+        await self.executor.close()
 
     async def execute(self, order: WorkOrder) -> Outcome:
         """Do the work, unless the endpoint was overloaded too long and wants to be left alone."""
         began, known = self._clock(), self._overload
         if known is not None and began < known.until and known.outlasts(order, began):
             return known.timed_out(order)
-        outcome = await self._executor.execute(order)
+        outcome = await self.executor.execute(order)
         if not isinstance(outcome, Limited):
             self._overload = None
             return outcome
