@@ -228,6 +228,9 @@ NEVER_SERVED = -1
 GRANTS_PER_TICK = 1 << 20
 """How many grants of one tick are told apart by the decimals of `served_tick`."""
 
+_ONE_GRANT = 1 / GRANTS_PER_TICK
+_LAST_GRANT = 1 - _ONE_GRANT
+
 MAX_GATES_LOOKED_AT = 64
 """How many gates of a lane are looked at for its longest wait; the first came first."""
 
@@ -1180,7 +1183,14 @@ class LaneIndex:
             problem = f"lane {lane.project_id}/{lane.owner or ''} has no task to take"
             raise LookupError(problem)
         entry, gate = head
-        lane.served_tick = self._next_serving(tick)
+        # A tick has many grants. If all of them had its number, the lanes of a full round would
+        # stand alike, and the first of them would get whatever is left of it.
+        latest = self._latest_served
+        if not tick <= latest < tick + 1:
+            latest = tick
+        elif latest < tick + _LAST_GRANT:
+            latest += _ONE_GRANT
+        lane.served_tick = self._latest_served = latest
         self.agents.take_permit(agent)
         del self._waiting[entry[2]]
         self._leave(lane, gate, entry[4])
@@ -1192,21 +1202,6 @@ class LaneIndex:
         if not agent.is_free:
             self._availability_changed(agent.agent.id)
         return entry[4]
-
-    def _next_serving(self, tick: int) -> float:
-        """Return a number for a grant of this tick that is higher than those of earlier ones.
-
-        A tick has many grants. If all of them had its number, the lanes of a full round would
-        stand alike, and the first of them would get whatever is left of it.
-        """
-        latest = self._latest_served
-        if tick <= latest < tick + 1:
-            # The last decimal is given again rather than the number of the next tick.
-            latest = min(latest + 1 / GRANTS_PER_TICK, tick + 1 - 1 / GRANTS_PER_TICK)
-        else:
-            latest = tick
-        self._latest_served = latest
-        return latest
 
     def served(self) -> dict[str, dict[str, float]]:
         """Return when each lane was last served, as a snapshot has it."""
