@@ -50,6 +50,7 @@ MOST_PAUSE_SECONDS = 0.5
 MOST_PAGE_SECONDS = 0.5
 FILLED_AT_ONCE = 2_000
 SUBMITS_AT_ONCE = 20
+MIN_LOOKS = 3
 FAILED_EACH = 50
 """One in so many of the kept tasks has failed."""
 
@@ -372,13 +373,11 @@ def _file_bytes(folder: Path) -> int:
 
 def _settled_bytes(folder: Path) -> int:
     """Return the size of the file once it does not shrink any more."""
-    size = _file_bytes(folder)
-    for _ in range(60):
+    sizes = [_file_bytes(folder)]
+    while len(sizes) < MIN_LOOKS or min(sizes[-MIN_LOOKS:]) < min(sizes[:-MIN_LOOKS], default=0):
         time.sleep(2.0)
-        before, size = size, _file_bytes(folder)
-        if size >= before:
-            break
-    return size
+        sizes.append(_file_bytes(folder))
+    return sizes[-1]
 
 
 def _memory_mib(process: ServiceProcess) -> float:

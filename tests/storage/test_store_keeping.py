@@ -250,6 +250,30 @@ async def test_a_file_stops_growing_and_shrinks_when_tasks_are_deleted(
         assert pages[-1] < 0.6 * pages[3]
 
 
+async def test_a_file_shrinks_while_a_busy_service_deletes_some_at_every_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "FREE_PAGES_KEPT", 20)
+    path = tmp_path / "tasks.db"
+    place = Place(
+        "sqlite",
+        lambda clock, ledger: SqliteTaskStore(path, clock=clock, keeps_ledger=ledger),
+    )
+    async with place.scene(evicts=True) as scene:
+        for number in range(60):
+            await scene.run(f"t{number}")
+            await scene.settle(f"t{number}", result=msgspec.Raw(b'"' + b"x" * 20_000 + b'"'))
+            scene.clock.advance(0.01)
+        steps = [
+            await scene.store.evict(Retention(seconds=1e6, max_tasks=most), limit=100)
+            for most in (10, 9, 8)
+        ]
+        assert [step.tasks for step in steps] == [50, 1, 1]
+        free = "PRAGMA freelist_count"
+        left = await scene.store.writer.submit(lambda transaction: transaction.read(free))
+        assert left[0][0] <= 30
+
+
 def explained(sql: str, transaction: Transaction) -> str:
     states = tuple("queued" for _ in range(sql.count("?")))
     words = "EXPLAIN QUERY PLAN" if transaction.dialect is Dialect.SQLITE else "EXPLAIN"
