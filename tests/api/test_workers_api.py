@@ -152,7 +152,7 @@ def test_a_failure_ends_a_task_or_has_it_tried_again(
 @pytest.mark.parametrize(
     ("usage", "booked"),
     [
-        (None, {"tokens": 1_000, "usd": 0.0, "assumedTokens": 1_000}),
+        (None, {"tokens": 70, "usd": 0.0, "assumedTokens": 70}),
         ({"tokens": 3}, {"tokens": 3, "usd": 0.0}),
         ({"inputTokens": 30, "outputTokens": 4}, {"tokens": 34, "usd": 0.0}),
         (
@@ -166,7 +166,7 @@ def test_what_is_booked_is_what_the_worker_says_or_else_what_was_held(
     run: Callable[[Scenario], None], usage: object, booked: object
 ) -> None:
     async def scenario(app: App) -> None:
-        task_id = await submit(app)
+        task_id = await submit(app, estimate={"tokens": 70})
         own = {"workerId": (await claimed(app))["workerId"], "attempt": 1}
         await post(app, f"/tasks/{task_id}/complete", **own, usage=usage)
         shown = (await answer_of(app, "GET", f"/tasks/{task_id}")).json

@@ -21,7 +21,7 @@ from headgate.core.budgets.ledger import Refused, ReserveRequest, exceeded
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, charged_scopes
 from headgate.core.estimates import (
     DEFAULT_QUANTILE,
-    FREE_HOLD,
+    NOTHING,
     Basis,
     Estimates,
     Hold,
@@ -132,14 +132,16 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return what an attempt at a task has to hold."""
         task, terms = waiting.task, waiting.terms
         target = task.target or ""
-        if target in self.free_targets:
-            return FREE_HOLD
         said = terms.estimate_micro_usd if terms.cost_micro_usd is None else terms.cost_micro_usd
+        micro_usd = None if said is None else given(said)
+        tokens = None if task.estimate_tokens is None else given(task.estimate_tokens)
+        if target in self.free_targets:
+            return Hold(micro_usd=micro_usd or NOTHING, tokens=tokens or NOTHING)
         defaults = self.target_estimates.get(target, NO_ESTIMATE)
         return estimates.hold(
             kind_of(task, terms),
-            micro_usd=None if said is None else given(said),
-            tokens=None if task.estimate_tokens is None else given(task.estimate_tokens),
+            micro_usd=micro_usd,
+            tokens=tokens,
             default_micro_usd=configured(defaults.micro_usd),
             default_tokens=configured(defaults.tokens),
             quantile=self.estimate_quantile,

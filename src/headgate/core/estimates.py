@@ -284,9 +284,6 @@ def kept_hold(hold: Hold | None, *, tokens: int, micro_usd: int) -> Hold | None:
     return kept if kept.is_worth_keeping else None
 
 
-FREE_HOLD = Hold(micro_usd=NOTHING, tokens=NOTHING)
-
-
 def given(amount: int) -> Estimate:
     """Return the estimate that an attempt came with."""
     return Estimate(basis=Basis.GIVEN, amount=amount)
