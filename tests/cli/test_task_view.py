@@ -6,6 +6,7 @@ import pytest
 
 from headgate.cli.output import clock_time
 from headgate.cli.task_view import lines_of
+from headgate.core.estimates import PROBE, SILENT, Basis, Estimate, Hold, given
 from headgate.core.task import PastAttempt, Progress, Task, TaskRecord, TaskStatus, Terms
 from headgate.core.task_view import exact_moment, snapshot_of, whole_snapshot_of
 
@@ -71,3 +72,79 @@ def test_an_attempt_before_the_latest_is_one_line_that_nothing_can_break() -> No
         f"1: ended {first}, took 2.0 s, {where}, {booked}: it broke\\nat\\x1b[2J once",
         f"2: ended {second}, not begun, booked nothing",
     ]
+
+
+LEARNED = Estimate(basis=Basis.LEARNED, amount=31_000, most=90_000, samples=412, quantile=0.95)
+FEW = Estimate(basis=Basis.LEARNED, amount=400, most=100, samples=1)
+HELD: list[tuple[TaskStatus, Hold | None, tuple[int, int], list[str]]] = [
+    (
+        TaskStatus.RUNNING,
+        Hold(micro_usd=LEARNED, tokens=FEW),
+        (31_000, 400),
+        [
+            "$0.031, 95% of 412 like it cost less",
+            "400 tokens, from the dearest of 1 like it so far",
+        ],
+    ),
+    (
+        TaskStatus.DONE,
+        Hold(micro_usd=PROBE, tokens=given(0)),
+        (50_000, 0),
+        ["$0.05, a probe: nothing is known of what this kind of work costs"],
+    ),
+    (TaskStatus.RUNNING, None, (7_000, 0), ["$0.007, the estimate that it came with"]),
+    (
+        TaskStatus.DONE,
+        Hold(micro_usd=SILENT, tokens=given(0)),
+        (0, 0),
+        ["holds nothing: this kind of work never reports what it used"],
+    ),
+    (TaskStatus.RUNNING, None, (0, 0), []),
+    (TaskStatus.QUEUED, None, (7_000, 0), []),
+]
+
+
+@pytest.mark.parametrize(("status", "hold", "held", "shown"), HELD)
+def test_what_is_held_and_why_is_a_line_for_each_unit(
+    status: TaskStatus, hold: Hold | None, held: tuple[int, int], shown: list[str]
+) -> None:
+    record = TaskRecord(
+        task=Task(id="t", project_id="x", created_at=1.0, status=status),
+        progress=Progress(
+            attempt=1, hold=hold, reserved_micro_usd=held[0], reserved_tokens=held[1]
+        ),
+    )
+    whole = whole_snapshot_of(record)
+    assert [one.text.removeprefix("held ") for one in whole.held] == shown
+    assert snapshot_of(record).held == ()
+    lines = lines_of(whole)
+    at = [number for number, line in enumerate(lines) if line.startswith("held")]
+    assert [line.strip() for number in at for line in lines[number][4:].splitlines()] == shown
+
+
+@pytest.mark.parametrize(
+    ("reported", "is_priced", "shown"),
+    [
+        ((None, None), False, None),
+        ((812, 12_300), True, "812 tokens, $0.0123, by the price list"),
+        ((None, 12_300), False, "$0.0123"),
+        ((0, 0), False, "nothing used"),
+    ],
+)
+def test_what_was_reported_is_told_from_what_nobody_said(
+    reported: tuple[int | None, int | None], is_priced: bool, shown: str | None
+) -> None:
+    record = TaskRecord(
+        task=Task(id="t", project_id="x", created_at=1.0, status=TaskStatus.DONE),
+        progress=Progress(
+            attempt=1,
+            reported_tokens=reported[0],
+            reported_micro_usd=reported[1],
+            is_priced=is_priced,
+            is_unpriced=reported[1] is None,
+        ),
+    )
+    lines = dict(line.split(maxsplit=1) for line in lines_of(whole_snapshot_of(record)))
+    assert lines.get("reported") == shown
+    assert ("unpriced" in lines) == (reported[1] is None)
+    assert lines["priority"] == "0"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headgate.core.budgets.ledger import HoldRule, Unit
 from headgate.core.estimates import (
     FEW_SAMPLES,
+    PROBE,
     SILENT_AFTER,
     Basis,
     Estimate,
@@ -105,6 +106,11 @@ def test_strict_holds_the_largest_and_expected_a_quantile() -> None:
     assert expected.amount < 200
     assert strict.amount == 5_150
     assert expected.sentence(31_000, Unit.MICRO_USD) == "held $0.031, 95% of 100 like it cost less"
+    assert expected.prospect(Unit.TOKENS).startswith("would hold 1")
+    assert PROBE.prospect(Unit.TOKENS) == (
+        "would hold a probe, where tokens are limited, a tenth of the smallest limit:"
+        " nothing is known of what this kind of work costs"
+    )
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,22 @@ COSTS: list[tuple[TaskRecord, list[Row]]] = [
     (
         record(
             DONE,
+            tokens=0,
+            micro_usd=3,
+            progress=Progress(
+                attempt=1, reserved_micro_usd=8, reported_micro_usd=3, used_micro_usd=3
+            ),
+        ),
+        [
+            ("Estimate", None, None, "none"),
+            ("Was reserved", 0, 8, "none"),
+            ("Reported", None, 3, "not said"),
+            ("Booked", 0, 3, "none"),
+        ],
+    ),
+    (
+        record(
+            DONE,
             tokens=30,
             micro_usd=3,
             progress=Progress(

@@ -125,6 +125,29 @@ def test_those_behind_the_first_say_so() -> None:
         ]
 
 
+def test_a_task_that_waits_says_what_it_would_hold() -> None:
+    async def scenario(service: Service) -> list[Any]:
+        found: list[Any] = []
+        for count in (3, 10):
+            task_ids = await submit_all(service, count)
+            await service.running(task_ids[0])
+            await asyncio.sleep(0.5)
+            found.append(await service.engine.why(task_ids[-1]))
+            await ended_all(service, task_ids)
+            found.append(await service.engine.why(task_ids[-1]))
+        return found
+
+    limit = {SESSION: Limit(limit_micro_usd=MicroUsd(1_000_000))}
+    first, _, second, ended = play(scenario, always(1.0, costs(10_000)), budgets=limit)
+    usd, tokens = first.would_hold
+    assert (usd.unit, usd.basis, usd.amount) == ("usd", Basis.PROBE, None)
+    assert (tokens.unit, tokens.basis) == ("tokens", Basis.PROBE)
+    usd, _ = second.would_hold
+    assert (usd.basis, usd.samples, usd.amount) == (Basis.LEARNED, 3, 0.02)
+    assert usd.text == "would hold $0.02, from the dearest of 3 like it so far"
+    assert ended.would_hold == ()
+
+
 def test_without_a_limit_all_run_at_once_and_nothing_is_held() -> None:
     async def scenario(service: Service) -> tuple[list[TaskRecord], int]:
         return await ended_all(service, await submit_all(service, 20)), most_at_once(service)

@@ -17,7 +17,13 @@ from headgate.errors import MICRO_PER_USD
 
 if TYPE_CHECKING:
     from headgate.core.task import TaskStatus
-    from headgate.core.task_view import AttemptBody, TaskSnapshot, TaskUsageBody
+    from headgate.core.task_view import (
+        AttemptBody,
+        HeldBody,
+        ReportedBody,
+        TaskSnapshot,
+        TaskUsageBody,
+    )
 
 
 HEADER = ("task", "state", "agent", "project", "action", "created", "took", "error")
@@ -70,6 +76,7 @@ def lines_of(task: TaskSnapshot) -> list[str]:
     """Return everything that is set of a task, a line or a block for each field."""
     given = [(field.name, getattr(task, field.name)) for field in msgspec.structs.fields(task)]
     shown = [(name, value) for name, value in given if value not in (None, "", (), {})]
+    shown = [(name, value) for name, value in shown if value is not False]
     width = max(len(name) for name, _ in shown)
     lines = {name: _value(name, value, indent=width + 2) for name, value in shown}
     if task.choice is not None:
@@ -81,6 +88,13 @@ def lines_of(task: TaskSnapshot) -> list[str]:
 def _value(name: str, value: object, *, indent: int) -> str:
     if name in _IN_LINES:
         return _block(value, indent=indent)
+    if name == "held":
+        held = cast("tuple[HeldBody, ...]", value)
+        return f"\n{' ' * indent}".join(printable(one.text.removeprefix("held ")) for one in held)
+    if name == "reported":
+        return _reported(cast("ReportedBody", value))
+    if name == "unpriced":
+        return "nobody knows what it cost in dollars; `headgate doctor` has the line to add"
     if name == "usage":
         return _usage(cast("TaskUsageBody", value))
     if name == "attempts":
@@ -91,6 +105,12 @@ def _value(name: str, value: object, *, indent: int) -> str:
     if isinstance(value, tuple):
         return printable(", ".join(str(one) for one in value))
     return printable(str(getattr(value, "value", value)))
+
+
+def _reported(said: ReportedBody) -> str:
+    """Return what is known of the cost of the latest attempt, and who says so."""
+    known = _amounts(said.tokens or 0, said.usd or 0.0) or "nothing used"
+    return f"{known}, by the price list" if said.priced else known
 
 
 def _usage(used: TaskUsageBody) -> str:

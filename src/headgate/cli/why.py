@@ -42,7 +42,7 @@ def lines_of(answer: WhyBody) -> list[str]:
     """Return every rule that keeps a task waiting, and what holds it, a line for each."""
     if not answer.reasons:
         line = f"{answer.task_id} is {answer.state.value}, and waits for nothing"
-        return [line, *_rooms(answer)]
+        return [line, *_holds(answer), *_rooms(answer)]
     lines = [f"{answer.task_id} is {answer.state.value}:"]
     for reason in answer.reasons:
         lines.append(f"  {reason_line(reason)}")
@@ -52,7 +52,12 @@ def lines_of(answer: WhyBody) -> list[str]:
             lines.append(f"    held by {', '.join(map(printable, reason.held_by))}")
         if reason.held_by_others:
             lines.append(f"    held by {reason.held_by_others} tasks of others")
-    return lines + _rooms(answer)
+    return lines + _holds(answer) + _rooms(answer)
+
+
+def _holds(answer: WhyBody) -> list[str]:
+    """Return a line for each unit in which the next attempt reserves something."""
+    return [f"  {printable(one.text)}" for one in answer.would_hold]
 
 
 def _rooms(answer: WhyBody) -> list[str]:

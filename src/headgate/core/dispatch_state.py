@@ -1608,6 +1608,11 @@ class DispatchState:
         ]
         return tuple(stats)
 
+    def would_hold(self, task_id: str) -> Hold | None:
+        """Return what the next attempt at a waiting task has to hold; None if nobody knows it."""
+        waiting = self.waiting.get(task_id)
+        return None if waiting is None else self._hold(waiting)
+
     def waiting_for_scopes(self) -> dict[str, int]:
         """Return how many tasks wait for each budget that has refused some."""
         return {

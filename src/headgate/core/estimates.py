@@ -205,25 +205,36 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def sentence(self, held: int, unit: Unit) -> str:
         """Say what is held and why: `held $0.031, 95% of 412 like it cost less`."""
-        amount = f"held {amount_of(held, unit.value)}"
+        return self._said(f"held {amount_of(held, unit.value)}")
+
+    def prospect(self, unit: Unit) -> str:
+        """Say what a task that waits would hold, and why."""
+        if self.basis is Basis.PROBE:
+            where = f"where {_WORDS[unit]} are limited, a tenth of the smallest limit"
+            return f"would hold a probe, {where}: {_UNKNOWN}"
+        return self._said(f"would hold {amount_of(self.amount, unit.value)}")
+
+    def _said(self, held: str) -> str:
         match self.basis:
             case Basis.LEARNED if self.quantile:
-                return f"{amount}, {100 * self.quantile:g}% of {self.samples} like it cost less"
+                return f"{held}, {100 * self.quantile:g}% of {self.samples} like it cost less"
             case Basis.LEARNED:
                 like = "1 like it" if self.samples == 1 else f"{self.samples} like it"
-                return f"{amount}, from the dearest of {like} so far"
+                return f"{held}, from the dearest of {like} so far"
             case Basis.CONFIGURED:
-                return f"{amount}, the estimate of its target"
+                return f"{held}, the estimate of its target"
             case Basis.PROBE:
-                return f"{amount}, a probe: nothing is known of what this kind of work costs"
+                return f"{held}, a probe: {_UNKNOWN}"
             case Basis.SILENT:
                 return "holds nothing: this kind of work never reports what it used"
             case Basis.FREE:
                 return "costs nothing by definition"
             case _:
-                return f"{amount}, the estimate that it came with"
+                return f"{held}, the estimate that it came with"
 
 
+_UNKNOWN = "nothing is known of what this kind of work costs"
+_WORDS = {Unit.MICRO_USD: "dollars", Unit.TOKENS: "tokens"}
 NOTHING = Estimate(basis=Basis.FREE)
 PROBE = Estimate(basis=Basis.PROBE, at_once=1)
 SILENT = Estimate(basis=Basis.SILENT)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
+from headgate.core.budgets.ledger import Unit
+from headgate.core.estimates import Basis, Estimate, Hold, given
 from headgate.core.money import to_usd_float
 from headgate.core.task import (
     Choice,
@@ -36,6 +38,30 @@ class TaskUsageBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"
     assumed_usd: float | None = None
 
 
+class ReportedBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """What is known of the cost of the latest attempt; what is left out nobody said.
+
+    Dollars are `priced` that were computed from the response of a provider, by the price list.
+    """
+
+    priced: bool = False
+
+
+class HeldBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """What an attempt holds in one unit, how that came about, and the same in a sentence.
+
+    `samples` is how many costs it was learned from, `quantile` how many of them were lower. The
+    amount of a probe is left out until the ledger has worked it out.
+    """
+
+    unit: Literal["usd", "tokens"]
+    amount: float | None = None
+    basis: Basis
+    samples: int = 0
+    quantile: float = 0.0
+    text: str
+
+
 class AttemptBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """One attempt after which a task was tried again; one that never began has no `started_at`."""
 
@@ -53,8 +79,9 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end.
 
     A service gives `params`, `input` and `result` as the bytes that it stored, a client reads them
-    as values; the encoder takes both. `attempts` are in the answer to a question for one task, and
-    neither in lists nor in what is sent to workers and receivers.
+    as values; the encoder takes both. `held`, `reported` and `attempts` are in the answer to a
+    question for one task, and neither in lists nor in what is sent to workers and receivers.
+    `unpriced` is a success whose dollars nobody knows.
     """
 
     task_id: str
@@ -94,6 +121,9 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     timeout_seconds: float | None = None
     on_exhausted: OnExhausted
     attempt: int
+    held: tuple[HeldBody, ...] = ()
+    reported: ReportedBody | None = None
+    unpriced: bool = False
     usage: TaskUsageBody | None = None
     choice: Choice | None = None
     attempts: tuple[AttemptBody, ...] = ()
@@ -102,6 +132,8 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
 def whole_snapshot_of(record: TaskRecord) -> TaskSnapshot:
     """Return what clients see of a task that they ask for by its id."""
     snapshot = snapshot_of(record)
+    snapshot.held = held_of(record)
+    snapshot.reported = _reported(record)
     snapshot.attempts = tuple([_attempt(past) for past in record.progress.attempts])
     return snapshot
 
@@ -147,6 +179,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         timeout_seconds=terms.attempt_seconds,
         on_exhausted=terms.on_exhausted,
         attempt=progress.attempt,
+        unpriced=progress.is_unpriced,
         usage=_used(record),
         choice=progress.choice,
     )
@@ -160,6 +193,54 @@ def moment(seconds: float | None) -> datetime | None:
 def exact_moment(seconds: float) -> datetime:
     """Return Unix seconds as a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def held_of(record: TaskRecord) -> tuple[HeldBody, ...]:
+    """Return what the latest attempt holds or held, a line for each unit; a waiting one nothing."""
+    progress = record.progress
+    if not progress.attempt or record.task.status is TaskStatus.QUEUED:
+        return ()
+    found = []
+    for unit in Unit:
+        is_usd = unit is Unit.MICRO_USD
+        held = progress.reserved_micro_usd if is_usd else progress.reserved_tokens
+        # How an amount came about is kept only where nobody gave it.
+        said = given(held) if progress.hold is None else progress.hold.estimate(unit)
+        if held or said.basis is Basis.SILENT:
+            found.append(_held(said, unit, held, said.sentence(held, unit)))
+    return tuple(found)
+
+
+def would_hold(hold: Hold) -> tuple[HeldBody, ...]:
+    """Return what a waiting task would hold, a line for each unit."""
+    units = [(unit, hold.estimate(unit)) for unit in Unit]
+    return tuple(
+        [
+            _held(one, unit, None if one.basis is Basis.PROBE else one.amount, one.prospect(unit))
+            for unit, one in units
+            if one.basis is not Basis.FREE
+        ]
+    )
+
+
+def _held(one: Estimate, unit: Unit, amount: int | None, text: str) -> HeldBody:
+    is_usd = unit is Unit.MICRO_USD
+    return HeldBody(
+        unit="usd" if is_usd else "tokens",
+        amount=to_usd_float(amount) if is_usd and amount is not None else amount,
+        basis=one.basis,
+        samples=one.samples,
+        quantile=one.quantile,
+        text=text,
+    )
+
+
+def _reported(record: TaskRecord) -> ReportedBody | None:
+    progress = record.progress
+    said = _amount(progress.reported_tokens, progress.reported_micro_usd)
+    if said is None:
+        return None
+    return ReportedBody(tokens=said.tokens, usd=said.usd, priced=progress.is_priced)
 
 
 def _used(record: TaskRecord) -> TaskUsageBody | None:

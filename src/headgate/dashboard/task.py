@@ -20,7 +20,7 @@ from headgate.api.tasks import cancelled, explained, known_form, own_task, retri
 from headgate.core.budgets.scopes import scope_words
 from headgate.core.money import plain_usd
 from headgate.core.task import MAX_LOSSES, PastAttempt, TaskRecord, TaskStatus, slot_of, waits_since
-from headgate.core.task_view import whole_snapshot_of
+from headgate.core.task_view import held_of, whole_snapshot_of
 from headgate.core.text import count, duration, iso, percent, usd
 from headgate.dashboard.formats import assumption, capital, started_at
 from headgate.dashboard.lists import may_open, project_href, scope_href, slot_href
@@ -46,6 +46,7 @@ from headgate.storage.unit_of_work import message_id
 # Rule: what nobody knows is said in a word; a zero is shown only where something was counted.
 
 NONE, NOT_YET, NOTHING = "none", "not yet", "nothing"
+NOT_SAID = "not said"
 IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
 
 
@@ -76,10 +77,12 @@ def cost_rows(record: TaskRecord) -> list[CostRow]:
     ]
     if terms.cost_micro_usd is not None:
         rows.append(CostRow(name="Known beforehand", tokens=None, micro_usd=terms.cost_micro_usd))
+    held = (progress.reserved_tokens, progress.reserved_micro_usd)
     if record.task.status in IN_FLIGHT:
-        held = (progress.reserved_tokens, progress.reserved_micro_usd)
         rows.append(CostRow(name="Reserved now", tokens=held[0], micro_usd=held[1]))
-    rows.append(_booked(record))
+    elif record.is_terminal and any(held):
+        rows.append(CostRow(name="Was reserved", tokens=held[0], micro_usd=held[1]))
+    rows += [*_reported(record), _booked(record)]
     if progress.assumed_tokens or progress.assumed_micro_usd:
         assumed = (progress.assumed_tokens, progress.assumed_micro_usd)
         rows.append(CostRow(name="Of that assumed", tokens=assumed[0], micro_usd=assumed[1]))
@@ -87,6 +90,16 @@ def cost_rows(record: TaskRecord) -> list[CostRow]:
         last = (record.tokens, record.micro_usd or 0)
         rows.append(CostRow(name="The last attempt", tokens=last[0], micro_usd=last[1]))
     return rows
+
+
+def _reported(record: TaskRecord) -> list[CostRow]:
+    """Return what the latest attempt is known to have used, once it has ended."""
+    progress = record.progress
+    said = (progress.reported_tokens, progress.reported_micro_usd)
+    if said == (None, None):
+        return []
+    name = "Priced from the response" if progress.is_priced else "Reported"
+    return [CostRow(name=name, tokens=said[0], micro_usd=said[1], absent=NOT_SAID)]
 
 
 def _booked(record: TaskRecord) -> CostRow:
@@ -219,9 +232,13 @@ class ReasonShown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
-    """The reasons, and the slots that the task may use; `problem` if nobody could say."""
+    """The reasons, and the slots that the task may use; `problem` if nobody could say.
+
+    `holds` is what its next attempt reserves, a sentence for each unit.
+    """
 
     reasons: list[ReasonShown] = []
+    holds: list[str] = []
     more_reasons: int = 0
     slots: list[SlotRoomBody] = []
     problem: str = ""
@@ -244,6 +261,7 @@ async def why_view(view: View, task_id: str) -> WhyView:
         reasons=[_shown(view, one) for one in body.reasons[:MAX_REASONS]],
         more_reasons=max(0, len(body.reasons) - MAX_REASONS),
         slots=list(slots),
+        holds=[f"It {one.text}" for one in body.would_hold],
     )
 
 
@@ -545,6 +563,7 @@ async def show(view: View, name: str) -> Page:
         "steps": timeline(record, delivery),
         "attempts_text": attempts_text(record),
         "cost_rows": cost_rows(record),
+        "held": held_of(record),
         "estimate_bars": estimate_bars(record),
         "slot": slot_of(record) or record.task.slot,
         "slot_href": slot_href,

@@ -28,6 +28,7 @@ from headgate.core.dispatch_state import (
     LaneStats,
     Waiting,
 )
+from headgate.core.estimates import Hold
 from headgate.core.fair_share import Share, shares
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
@@ -43,7 +44,7 @@ from headgate.core.task import (
     check_move,
     slot_of,
 )
-from headgate.core.task_view import moment
+from headgate.core.task_view import HeldBody, moment, would_hold
 from headgate.core.why import TaskReason, reasons, warning_at_submit
 from headgate.engine.dispatcher import Dispatcher
 from headgate.engine.events import EventFeed
@@ -410,7 +411,8 @@ class Engine:
         if dispatch_state is None:
             raise NotDispatchingError(self.node.leader_address)
         found = reasons(dispatch_state, task_id, self.store.now(), partial(_is_within, bounds))
-        return Why.of(record, self.dispatcher.standings, found)
+        hold = dispatch_state.would_hold(task_id)
+        return Why.of(record, self.dispatcher.standings, found, hold)
 
     def events(self) -> EventFeed:
         """Return what happens to tasks; `NotDispatchingError` where this node does not see it."""
@@ -734,12 +736,14 @@ class SlotRoom(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, re
 class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Where a task stands, and each rule that keeps it waiting.
 
-    `slot` is the one that it names or was given, `slots` those that it may be given.
+    `slot` is the one that it names or was given, `slots` those that it may be given. `would_hold`
+    is what its next attempt reserves.
     """
 
     task_id: str
     state: TaskStatus
     reasons: tuple[TaskReason, ...]
+    would_hold: tuple[HeldBody, ...] = ()
     slot: SlotRoom | None = None
     slots: tuple[SlotRoom, ...] = ()
 
@@ -749,6 +753,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
         record: TaskRecord,
         standings: Iterable[SlotStanding],
         reasons: tuple[TaskReason, ...] = (),
+        hold: Hold | None = None,
     ) -> Why:
         """Return the answer about a task."""
         task = record.task
@@ -758,6 +763,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
             task_id=task.id,
             state=task.status,
             reasons=reasons,
+            would_hold=() if hold is None else would_hold(hold),
             slot=None if slot is None else _named(slot, standings),
             slots=_of_provider(task.provider, standings) if slot is None and task.provider else (),
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.core.retention import MAX_ENDED_TASKS, TASK_RETENTION_SECONDS
 from headgate.core.task import TaskStatus
-from headgate.core.task_view import TaskSnapshot
+from headgate.core.task_view import HeldBody, TaskSnapshot
 from headgate.storage.tokens import Permission
 
 Details = dict[str, str | int | float | bool | None]
@@ -90,11 +90,13 @@ class WhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """Every rule that keeps a task waiting; a task that does not wait has none.
 
     `slot` is the one that the task names or was given, `slots` those that it may be given.
+    `would_hold` is what its next attempt reserves.
     """
 
     task_id: str
     state: TaskStatus
     reasons: tuple[ReasonBody, ...]
+    would_hold: tuple[HeldBody, ...] = ()
     slot: SlotRoomBody | None = None
     slots: tuple[SlotRoomBody, ...] = ()
 
