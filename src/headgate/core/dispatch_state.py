@@ -1015,6 +1015,9 @@ ASIDE_SECONDS = 60.0
 _ORDERS = ("lane_policy", "max_wait_ticks", "priority_ageing_seconds", "pull_targets")
 """What lanes and gates are built by: with another one, all of them are built again."""
 
+_ESTIMATING = ("free_targets", "target_estimates", "estimate_quantile", "reserve")
+"""What decides how much a task holds: with another one, what was refused is asked for again."""
+
 MAX_REBUILT = 2_000
 """How many tasks may wait for all lanes to be built again at once; more would take too long."""
 
@@ -1544,7 +1547,7 @@ class DispatchState:
             self.tuning = _tuning(settings)
         if _differ(before, settings, "rate_limits"):
             self._set_rate_limits()
-        if _differ(before, settings, "target_estimates", "estimate_quantile", "reserve"):
+        if _differ(before, settings, *_ESTIMATING):
             self.ask_budgets_again()
         self.set_pauses(settings.pauses())
 
