@@ -18,7 +18,9 @@ from doc_pages import ROOT, rows_under
 from headgate.app import Service, build_app, build_service
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config import load_settings
+from headgate.core.budgets.ledger import Unit
 from headgate.core.dispatch_state import Waiting
+from headgate.core.estimates import Kind, SilentKind
 from headgate.core.snapshot import Project
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
 from headgate.engine.events import EventFeed
@@ -33,6 +35,7 @@ from headgate.metrics import (
     oldest_metrics,
     oldest_waits,
     share_metrics,
+    silence_metric,
     usage_metrics,
 )
 from headgate.storage.sql_store import SqlTaskStore
@@ -277,6 +280,12 @@ def test_overruns_are_counted_by_project_and_model() -> None:
     *_, overruns, _ = usage_metrics([*totals, UsageTotal(project_id="p", model="m", overruns=1)])
     found = {tuple(sample.labels.values()): sample.value for sample in overruns.samples}
     assert found == {("p", "other"): 4, ("p", "m"): 1}
+
+
+def test_work_that_reports_nothing_is_a_gauge_of_one() -> None:
+    metric = silence_metric([SilentKind(Kind("p", "review"), Unit.TOKENS)])
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in metric.samples}
+    assert found == {("headgate_silent_kinds", "p", "review", "tokens"): 1}
 
 
 def test_tokens_of_models_without_a_price_are_counted() -> None:

@@ -32,6 +32,7 @@ from headgate.core.budgets.ledger import Account, Ledger, Refused, ReserveReques
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
 from headgate.core.dispatch_state import Waiting
+from headgate.core.estimates import SilentKind
 from headgate.core.events import EventKind
 from headgate.core.fair_share import shares
 from headgate.core.money import MICRO_PER_USD, to_usd_float
@@ -321,6 +322,16 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
     for both, amount in unpriced.items():
         without.add_metric(both, amount)
     yield without
+
+
+def silence_metric(silent: Iterable[SilentKind]) -> Metric:
+    """Return the work of the last day that reports nothing, so that no budget sees it."""
+    text = "Work that reports nothing and has no estimate, so that budgets do not see its cost."
+    found = GaugeMetricFamily("headgate_silent_kinds", text, labels=("project", "target", "unit"))
+    for one in silent:
+        unit = "tokens" if one.is_tokens else "usd"
+        found.add_metric((one.kind.project_id, one.kind.name, unit), 1)
+    return found
 
 
 # What slots show to Prometheus: room, resets, wakes, polls, errors, and how their loops do.
@@ -643,6 +654,7 @@ class ServiceMetrics(Collector):
         self._waiting_projects, self._sharing_projects = Labels(), Labels()
         self._totals: Totals | None = None
         self._used: Sequence[UsageTotal] = ()
+        self._silent: Sequence[SilentKind] = ()
         self._deliveries: Mapping[str, int] = {}
         self._store_is_up = self._ledger_is_up = False
         self._read_at = float("-inf")
@@ -670,9 +682,10 @@ class ServiceMetrics(Collector):
         yield from self._shown
 
     async def _read(self) -> None:
-        totals, used, deliveries, budgets = await asyncio.gather(
+        totals, used, silent, deliveries, budgets = await asyncio.gather(
             _within(self._engine.totals()),
             self._totalled(),
+            self._silence(),
             self._counted(),
             _within(self._refreshed()),
         )
@@ -680,6 +693,7 @@ class ServiceMetrics(Collector):
         self._ledger_is_up = budgets is not None
         self._totals = totals or self._totals
         self._used = used or self._used
+        self._silent = self._silent if silent is None else silent
         self._deliveries = deliveries or self._deliveries
 
     async def _counted(self) -> Mapping[str, int] | None:
@@ -689,6 +703,12 @@ class ServiceMetrics(Collector):
     async def _totalled(self) -> Sequence[UsageTotal] | None:
         usage = self._beside.usage
         return None if usage is None else await _within(usage.totals())
+
+    async def _silence(self) -> Sequence[SilentKind] | None:
+        usage = self._beside.usage
+        if usage is None:
+            return None
+        return await _within(usage.silent(self._engine.settings.dispatch.target_estimates))
 
     async def _refreshed(self) -> bool:
         if self._beside.tracker is not None:
@@ -700,6 +720,7 @@ class ServiceMetrics(Collector):
         if self._totals is not None:
             yield from count_metrics(self._totals, self._agents, self._projects)
         yield from usage_metrics(self._used)
+        yield silence_metric(self._silent)
         yield self._durations.wait.metric()
         yield self._durations.run.metric()
         yield from self._states()

@@ -137,6 +137,11 @@ def test_usage_is_a_table_and_json(headgate: Command, service: ServiceProcess, d
     rows = headgate("usage", "--by", "agent", "--json", *here).json["rows"]
     (row,) = [one for one in rows if one["key"] == "coder"]
     assert (row["tasks"], row["tokens"]) == (1, 1000)
+    known = headgate("estimates", *here).out.splitlines()
+    assert known[1].split()[:3] == ["target", "project", "action"]
+    assert ["model", "default", "ask"] in [line.split()[:3] for line in known]
+    (kind,) = headgate("estimates", "--project", "default", "--json", *here).json["kinds"][:1]
+    assert (kind["usd"]["largest"], kind["tokens"]["largest"]) == (0.0025, 1000)
     wrong = headgate("usage", "--since", "yesterday", *here)
     assert (wrong.code, "since" in wrong.err) == (2, True)
 

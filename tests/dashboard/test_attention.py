@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from headgate.budgets.status import ScopeStatus
+from headgate.core.budgets.ledger import Unit
+from headgate.core.estimates import Kind, SilentKind
 from headgate.core.slots.status import SlotBody
 from headgate.dashboard import overview
 from headgate.dashboard.overview import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
@@ -82,6 +84,13 @@ def test_a_model_without_a_price_is_told_of_with_the_lines_to_add() -> None:
     assert (notice.tone, notice.name) == ("warning", 'house "x"')
     assert "900,000 tokens" in notice.text
     assert r'[prices."house \"x\""] with input = … and output = …' in notice.text
+
+
+def test_work_that_reports_nothing_is_told_of_with_the_line_to_add() -> None:
+    (notice,) = overview.of_silent([SilentKind(Kind("search", "review"), Unit.TOKENS)])
+    assert (notice.tone, notice.name) == ("warning", "review")
+    assert notice.text.startswith("reports no tokens in project search")
+    assert 'Add estimate_tokens = … to [targets."review"]' in notice.text
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,85 @@ async def test_the_window_of_a_budget_is_said_in_words(
         assert words in await shown(app)
 
 
+SILENT = """
+[projects.search]
+[budgets."project:search"]
+limit_usd = "10"
+
+[targets.quiet]
+kind = "command"
+command = ["sh", "-c", "true"]
+
+[targets.exact]
+kind = "command"
+command = [
+    "sh", "-c", 'echo "$0"',
+    '{"model": "gpt-4o", "usage": {"prompt_tokens": 1000, "completion_tokens": 0}}',
+]
+"""
+
+
+async def test_work_that_reports_nothing_is_seen_and_what_work_costs_is_listed(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, SILENT) as (_, app):
+
+        async def run(target: str) -> str:
+            task_id = await submit(app, projectId="search", target=target)
+
+            async def has_run() -> bool:
+                state = (await answer_of(app, "GET", f"/tasks/{task_id}")).json["state"]
+                return bool(state == "done")
+
+            await until(has_run)
+            return task_id
+
+        quiet = [await run("quiet") for _ in range(3)]
+        task = (await answer_of(app, "GET", f"/tasks/{quiet[0]}")).json
+        (held,) = task["held"]
+        assert (held["basis"], held["amount"], task["unpriced"]) == ("probe", 1.0, True)
+        page = text_of((await Browser(app).get(f"/ui/tasks/{quiet[0]}")).body)
+        assert "Held $1.00, a probe: nothing is known of what this kind of work costs." in page
+        assert "unpriced" in page
+        await run("exact")
+        overview = text_of((await Browser(app).get("/")).body)
+        assert "quiet reports no dollars in project search" in overview
+        assert 'Add estimate_usd = … to [targets."quiet"]' in overview
+        metrics = (await answer_of(app, "GET", "/metrics")).body.decode()
+        assert 'headgate_silent_kinds{project="search",target="quiet",unit="usd"} 1.0\n' in metrics
+        budgets = await shown(app)
+        assert "What work costs" in budgets
+        assert "reports nothing" in budgets
+        assert "at most $0.0025, 1 sample" in budgets
+        listed = (await answer_of(app, "GET", "/estimates?projectId=search")).json
+        assert (listed["quantile"], listed["reserve"]) == (0.95, "expected")
+        known = {(one["target"], one.get("action")): one["usd"] for one in listed["kinds"]}
+        assert known["quiet", None] == {"samples": 0, "silent": True}
+        exact = {"samples": 1, "usual": 0.0025, "largest": 0.0025, "holds": 0.01}
+        assert known["exact", "x"] == known["exact", None] == exact
+
+
+@pytest.mark.parametrize(
+    ("bounds", "query", "status"),
+    [
+        (Bounds(project_id="search"), "", 200),
+        (Bounds(project_id="search"), "?projectId=search", 200),
+        (Bounds(project_id="search"), "?projectId=crawl", 403),
+        (Bounds(agent_id="a"), "", 403),
+        (Bounds(), "?projectId=crawl", 200),
+        (Bounds(), "?project=crawl", 400),
+    ],
+)
+async def test_whose_estimates_a_token_reads(
+    tmp_path: Path, bounds: Bounds, query: str, status: int
+) -> None:
+    async with serving(tmp_path, BUDGETS + LOCKED) as (service, app):
+        token = await token_of(service, "read", bounds=bounds)
+        headers = {"authorization": f"Bearer {token}"}
+        answer = await answer_of(app, "GET", f"/estimates{query}", headers=headers)
+        assert answer.status == status, answer.body
+
+
 async def test_tasks_that_wait_for_a_budget_are_counted_and_start_when_it_is_raised(
     tmp_path: Path,
 ) -> None:

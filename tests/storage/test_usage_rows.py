@@ -8,15 +8,19 @@ from functools import partial
 import msgspec
 import pytest
 
-from headgate.cli.doctor_checks import Finding, price_findings
+from headgate.cli.doctor_checks import Finding, price_findings, silence_findings
+from headgate.core.budgets.ledger import Unit
+from headgate.core.dispatch_state import TargetEstimate
+from headgate.core.estimates import SILENT_AFTER, Kind, Sample, SilentKind
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage, cost_of
 from headgate.core.retention import USAGE_KEPT_SECONDS
 from headgate.providers.prices import PriceList
 from headgate.storage import usage
 from headgate.storage.migrations import migrate
+from headgate.storage.schema import ESTIMATE_ROWS
 from headgate.storage.tokens import UNBOUND, Bounds
 from headgate.storage.transaction import Transaction
-from headgate.storage.unit_of_work import TICK, Counters
+from headgate.storage.unit_of_work import TICK, Counters, learned_rows
 from headgate.storage.usage import (
     GROUPINGS,
     MAX_PER_HOUR,
@@ -278,6 +282,59 @@ async def test_models_without_a_price_are_told_for_a_day(place: Place) -> None:
         assert await reports.unpriced() == ()
         (finding,) = await scene.store.run(price_lines)
         assert finding.verdict == "ok"
+
+
+REVIEW, OTHERS = Kind("alpha", "review", "read"), Kind("beta", "agent")
+NO_DOLLARS = Sample(tokens=7, is_done=True, probed=(Unit.MICRO_USD,))
+NO_WORD = Sample(is_done=True, probed=tuple(Unit))
+COSTS = Sample(micro_usd=100, tokens=7, is_done=True)
+
+
+def feed(transaction: Transaction, now: float, *, samples: list[tuple[Kind, Sample]]) -> None:
+    for sample in samples:
+        transaction.insert_all([(ESTIMATE_ROWS, learned_rows(transaction, [sample], now))])
+
+
+def silence_lines(transaction: Transaction, now: float) -> list[Finding]:
+    return list(silence_findings(transaction, now, {}))
+
+
+async def test_work_that_reports_nothing_is_told_for_a_day_with_the_line_to_add(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        reports = UsageReports(scene.store)
+        (finding,) = await scene.store.run(silence_lines)
+        assert finding.verdict == "ok"
+        few = [(REVIEW, NO_DOLLARS)] * (SILENT_AFTER - 1)
+        await scene.store.run(partial(feed, samples=[*few, (OTHERS, COSTS), (OTHERS, NO_WORD)]))
+        assert await reports.silent({}) == ()
+        await scene.store.run(partial(feed, samples=[(REVIEW, NO_DOLLARS)]))
+        coarse = Kind("alpha", "review")
+        assert await reports.silent({}) == (SilentKind(coarse, Unit.MICRO_USD),)
+        (finding,) = await scene.store.run(silence_lines)
+        assert finding.verdict == "warn"
+        assert finding.found.startswith("'review' reports no dollars in project alpha")
+        assert finding.advice == (
+            'add estimate_usd = … to [targets."review"], or let its responses report `usage`'
+        )
+        assert await reports.silent({"review": TargetEstimate(micro_usd=5)}) == ()
+        assert len(await reports.silent({"review": TargetEstimate(tokens=5)})) == 1
+        scene.clock.advance(DAY + HOUR)
+        assert await reports.silent({}) == ()
+
+
+async def test_what_is_known_of_kinds_is_read_the_last_fed_first(place: Place) -> None:
+    async with place.scene() as scene:
+        reports = UsageReports(scene.store)
+        await scene.store.run(partial(feed, samples=[(REVIEW, COSTS)]))
+        scene.clock.advance(HOUR)
+        await scene.store.run(partial(feed, samples=[(OTHERS, COSTS)]))
+        known = await reports.kinds()
+        assert [one.kind for one in known] == [OTHERS, Kind("alpha", "review"), REVIEW]
+        assert known[0].fed_at - known[1].fed_at == HOUR
+        assert (known[0].learned.micro_usd.count, known[0].learned.tokens.largest) == (1, 7)
+        assert [one.kind for one in await reports.kinds("alpha", most=1)] == [known[1].kind]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -26,16 +26,28 @@ from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
 from headgate.config import Settings, SlotSettings, settings_file, warnings_of
 from headgate.config.loading import variables_of, variables_of_slot
 from headgate.config.slot_keys import read_key
+from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.fair_share import hour_of
 from headgate.errors import HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
-from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, Target
+from headgate.executors.targets import (
+    CallableTarget,
+    CommandTarget,
+    HttpTarget,
+    Target,
+    target_estimates,
+)
 from headgate.providers.prices import PriceList, price_advice
 from headgate.storage.data_lock import Holder, holder_of, is_held
 from headgate.storage.migrations import schema_version
 from headgate.storage.sql_store import PARTS
 from headgate.storage.transaction import Database, Transaction
-from headgate.storage.usage import UNPRICED_SECONDS, unpriced
+from headgate.storage.usage import (
+    SILENT_SECONDS,
+    UNPRICED_SECONDS,
+    silent_kinds,
+    unpriced,
+)
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -103,14 +115,13 @@ _SERVER_TIME = "SELECT EXTRACT(EPOCH FROM clock_timestamp())::double precision"
 
 def store_findings(settings: Settings, directory: Path) -> Iterator[Finding]:
     """Look at the store, without changing or founding it."""
-    prices = PriceList(settings.price_overrides)
     try:
         if settings.store.url == "memory:":
             yield warn("store", "in memory", "tasks are lost at the end; this is for trying out")
         elif is_shared(settings):
-            yield from _postgres(settings.store.url or "", prices)
+            yield from _postgres(settings.store.url or "", settings)
         else:
-            yield from _sqlite(sqlite_file(settings, directory), prices)
+            yield from _sqlite(sqlite_file(settings, directory), settings)
     except (HeadgateError, ModuleNotFoundError) as error:
         yield fail("store", str(error), _advice(error))
 
@@ -140,21 +151,21 @@ async def _reach(url: str) -> None:
         pass
 
 
-def _sqlite(path: Path, prices: PriceList) -> Iterator[Finding]:
+def _sqlite(path: Path, settings: Settings) -> Iterator[Finding]:
     from headgate.storage.sqlite import SqliteReader  # noqa: PLC0415
 
     if not path.exists():
         yield ok("store", f"{path} is created at the first start")
         return
-    yield from _versions(SqliteReader(path), str(path), prices)
+    yield from _versions(SqliteReader(path), str(path), settings)
     yield ok("clock", "the store is on this machine")
 
 
-def _postgres(url: str, prices: PriceList) -> Iterator[Finding]:
+def _postgres(url: str, settings: Settings) -> Iterator[Finding]:
     from headgate.storage.postgres import PostgresReader  # noqa: PLC0415
 
     database = PostgresReader(url)
-    yield from _versions(database, "postgresql", prices)
+    yield from _versions(database, "postgresql", settings)
     try:
         before = time.time()
         at = float(database.begin().read(_SERVER_TIME)[0][0])
@@ -172,13 +183,15 @@ def _postgres(url: str, prices: PriceList) -> Iterator[Finding]:
         yield ok("clock", found)
 
 
-def _versions(database: Database, name: str, prices: PriceList) -> Iterator[Finding]:
+def _versions(database: Database, name: str, settings: Settings) -> Iterator[Finding]:
     try:
         transaction = database.begin()
         judged = _judged(transaction, name)
         yield judged
         if judged.verdict == "ok":
-            yield from price_findings(transaction, time.time(), prices)
+            now, prices = time.time(), PriceList(settings.price_overrides)
+            yield from price_findings(transaction, now, prices)
+            yield from silence_findings(transaction, now, target_estimates(settings.all_targets))
     finally:
         database.rollback()
         database.close()
@@ -208,6 +221,17 @@ def price_findings(transaction: Transaction, now: float, prices: PriceList) -> I
         yield warn("prices", line, price_advice(one.model))
     if not found:
         yield ok("prices", "every model that was used in the last day has a price")
+
+
+def silence_findings(
+    transaction: Transaction, now: float, estimates: Mapping[str, TargetEstimate]
+) -> Iterator[Finding]:
+    """Look for work of the last day that reports nothing, and so passes budgets unseen."""
+    found = silent_kinds(transaction, since=now - SILENT_SECONDS, estimates=estimates)
+    for one in found:
+        yield warn("estimates", f"{one.kind.name!r} {one.problem}", one.advice)
+    if not found:
+        yield ok("estimates", "work in limited budgets reports what it used, or has an estimate")
 
 
 # Whether targets could be used: reachable, there to be run, importable; nothing is sent or run.

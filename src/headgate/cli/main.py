@@ -118,6 +118,7 @@ COMMANDS = {
     "doctor": (
         "Check settings, directory, store, ledger, disk, clock, targets, slots, token and port."
     ),
+    "estimates": "Print what is known of the cost of each kind of work, the latest first.",
     "pause": "Start nothing new, until it is resumed; tasks are still taken.",
     "reload": "Have the service read its settings file again, and print what changed.",
     "restore": "Put a copy that headgate backup made in place of the store.",

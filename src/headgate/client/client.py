@@ -40,6 +40,7 @@ from headgate.api.schema.tasks import (
     BudgetStatusBody,
     CancelledBody,
     CreatedTokenBody,
+    EstimatesBody,
     NewTokenBody,
     ReadyBody,
     ReservationBody,
@@ -268,6 +269,11 @@ class Client:
         """Return the tokens and dollars that tasks used, of the last 30 days unless said."""
         query = {"by": by, "since": timestamp(since), "until": timestamp(until)}
         return await self.request("GET", "/usage", response_type=UsageBody, query=query)
+
+    async def estimates(self, project_id: str | None = None) -> EstimatesBody:
+        """Return what is known of the cost of each kind of work, the last fed first."""
+        query = {"projectId": project_id}
+        return await self.request("GET", "/estimates", response_type=EstimatesBody, query=query)
 
     async def pause(self) -> SwitchBody:
         """Start nothing new until `resume`; what runs goes on."""

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from headgate.core.budgets.ledger import Refused, ReserveRequest, exceeded
+from headgate.core.budgets.ledger import Refused, ReserveRequest, Unit, exceeded
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, charged_scopes
 from headgate.core.estimates import (
     DEFAULT_QUANTILE,
@@ -74,6 +74,10 @@ class TargetEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
     micro_usd: int | None = None
     tokens: int | None = None
+
+    def amount(self, unit: Unit) -> int | None:
+        """Return what is said in one unit."""
+        return self.tokens if unit is Unit.TOKENS else self.micro_usd
 
 
 NO_ESTIMATE = TargetEstimate()

@@ -61,6 +61,33 @@ class Kind(NamedTuple):
         return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in self])
 
 
+class SilentKind(NamedTuple):
+    """Work that succeeds without saying what it used in a unit, so that no budget sees it."""
+
+    kind: Kind
+    unit: Unit
+
+    @property
+    def is_tokens(self) -> bool:
+        """Whether it is about tokens, and not about dollars."""
+        return self.unit is Unit.TOKENS
+
+    @property
+    def problem(self) -> str:
+        """What it does to budgets."""
+        return (
+            f"reports no {_WORDS[self.unit]} in project {self.kind.project_id}:"
+            " it holds nothing, and its cost is not booked"
+        )
+
+    @property
+    def advice(self) -> str:
+        """The line to add."""
+        name = msgspec.json.encode(self.kind.name).decode()
+        key = "estimate_tokens" if self.is_tokens else "estimate_usd"
+        return f"add {key} = … to [targets.{name}], or let its responses report `usage`"
+
+
 class Basis(FastEnum):
     """How the amount that is held for an attempt came about."""
 
@@ -334,10 +361,10 @@ class Estimates:
             known[one] = learned
             sample.feed(learned)
 
-    def silent_kinds(self) -> list[tuple[Kind, Unit]]:
+    def silent_kinds(self) -> list[SilentKind]:
         """Return the targets whose work succeeds without saying what it used."""
         return [
-            (kind, unit)
+            SilentKind(kind, unit)
             for known in self._known.values()
             for kind, learned in known.items()
             if not kind.action

@@ -1,5 +1,7 @@
 """Budgets: the tree with what is spent, held and left, how fast it goes, the journal, the limits.
 
+Below the tree is what is known of the cost of each kind of work.
+
 Rule: looking needs `read` and shows what is one's own; a limit is changed as the API does it,
 beside the file, and only by whoever administers.
 """
@@ -41,6 +43,7 @@ from headgate.core.budgets.scopes import (
     scope_words,
 )
 from headgate.core.budgets.windows import WindowKind, format_window, parse_window, window_words
+from headgate.core.estimates import Sketch
 from headgate.core.money import plain_usd, read_usd
 from headgate.core.text import count, duration, exact_usd, named_like, usd
 from headgate.dashboard.formats import BOOKINGS, said
@@ -55,8 +58,9 @@ from headgate.dashboard.forms import (
 )
 from headgate.dashboard.lists import BUDGETS, looked_for, part_of, scope_href
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.errors import CallerError, InvalidScopeError
+from headgate.errors import CallerError, InvalidScopeError, StoreError
 from headgate.storage.tokens import NO_OWN_BUDGET
+from headgate.storage.usage import KnownKind
 
 # A budget as it is drawn: its bars with the words beside them, its rate, and when it is used up.
 #
@@ -285,6 +289,76 @@ def _rows(
         yield from _rows(report, child, inner, base=base)
 
 
+# What is known of the cost of each kind of work, from which tasks without an estimate hold money.
+
+MAX_KINDS_SHOWN = 50
+
+
+class KindRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of work; `units` has its dollars and its tokens."""
+
+    project_id: str
+    target: str
+    action: str
+    fed_at: float
+    units: tuple[LearnedCell, ...]
+
+
+class LearnedCell(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known in one unit: what most of it does not exceed, and the most it has cost."""
+
+    name: str
+    is_usd: bool
+    samples: int
+    usual: int
+    largest: int
+    is_silent: bool
+
+
+def kind_rows(known: Sequence[KnownKind], quantile: float) -> list[KindRow]:
+    """Return what is known of kinds of work as rows of a table."""
+    return [
+        KindRow(
+            project_id=one.kind.project_id,
+            target=one.kind.name,
+            action=one.kind.action,
+            fed_at=one.fed_at,
+            units=(
+                _cell("Dollars", one.learned.micro_usd, quantile, is_usd=True),
+                _cell("Tokens", one.learned.tokens, quantile, is_usd=False),
+            ),
+        )
+        for one in known
+    ]
+
+
+def _cell(name: str, sketch: Sketch, quantile: float, *, is_usd: bool) -> LearnedCell:
+    return LearnedCell(
+        name=name,
+        is_usd=is_usd,
+        samples=sketch.count,
+        usual=sketch.quantile(quantile),
+        largest=sketch.largest,
+        is_silent=sketch.is_silent,
+    )
+
+
+async def _kinds(view: View) -> dict[str, Any]:
+    """Return what the section on the cost of work shows; nothing while the store is away."""
+    if view.caller.agent_id is not None:
+        return {"kinds": []}
+    try:
+        known = await view.api.usage.kinds(view.caller.project_id, most=MAX_KINDS_SHOWN + 1)
+    except StoreError:
+        return {"kinds": []}
+    quantile = view.api.config.settings.scheduler.estimate_quantile
+    return {
+        "kinds": kind_rows(known[:MAX_KINDS_SHOWN], quantile),
+        "has_more_kinds": len(known) > MAX_KINDS_SHOWN,
+        "quantile_percent": f"{100 * quantile:g}",
+    }
+
+
 JOURNAL_ROWS = 50
 MAX_EXHAUSTED = 10
 MAX_TYPED = 200
@@ -340,6 +414,7 @@ async def show(view: View, _: str) -> Page:
         "labels": BUDGET_FIELDS,
         "typed": _typed(query),
         "journal": await _journal(view, report.status.scope) if is_one else None,
+        **({"kinds": []} if is_one or find else await _kinds(view)),
         **_names(),
     }
     title = f"Budget of {scope_words(report.status.scope)}" if is_one else "Budgets"

@@ -28,6 +28,7 @@ from headgate.budgets.status import ScopeStatus
 from headgate.config import ProjectSettings
 from headgate.core.budgets.alerts import NEARLY_USED_UP
 from headgate.core.budgets.scopes import ROOT_WORDS, scope_words
+from headgate.core.estimates import SilentKind
 from headgate.core.fair_share import Share
 from headgate.core.money import MICRO_PER_USD
 from headgate.core.slots.status import SlotBody
@@ -327,6 +328,14 @@ def of_unpriced(models: Iterable[UnpricedModel]) -> Iterator[Notice]:
         yield Notice(tone="warning", title="Model", name=one.model, text=text, href="/ui/budgets")
 
 
+def of_silent(kinds: Iterable[SilentKind]) -> Iterator[Notice]:
+    """Yield the work that reports nothing, which passes every budget unseen."""
+    for one in kinds:
+        text = f"{one.problem}. {capital(one.advice)}."
+        name = one.kind.name
+        yield Notice(tone="warning", title="Target", name=name, text=text, href="/ui/budgets")
+
+
 def of_webhooks(dead: int, *, is_more: bool) -> Iterator[Notice]:
     """Yield that webhooks were given up."""
     if dead:
@@ -389,11 +398,12 @@ class SlotMeter(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show(view: View, _: str) -> Page:
     """Show the overview."""
-    stats, budget, dead, unpriced, oldest = await asyncio.gather(
+    stats, budget, dead, unpriced, silent, oldest = await asyncio.gather(
         _or_none(stats_body(view.api, view.caller)),
         _or_none(own_status(view.api, view.caller)),
         _or_none(_dead_webhooks(view)),
         _or_none(_unpriced(view)),
+        _or_none(_silent(view)),
         _oldest(view),
     )
     slots, parts = slot_bodies(view.api), _parts(view, stats)
@@ -401,6 +411,7 @@ async def show(view: View, _: str) -> Page:
         *of_health(parts, view.api.engine.health().problem),
         *_notices(view, budget, slots),
         *of_unpriced(unpriced or ()),
+        *of_silent(silent or ()),
         *_of_webhooks(dead, is_store_away=stats is None),
     ]
     notices, more_notices = worst_first(found)
@@ -483,6 +494,12 @@ async def _unpriced(view: View) -> tuple[UnpricedModel, ...]:
     found = await view.api.usage.unpriced()
     # One that has a price by now needs nobody any more.
     return tuple(one for one in found if not view.api.prices.is_known(one.model))
+
+
+async def _silent(view: View) -> tuple[SilentKind, ...]:
+    if view.caller.is_bound:
+        return ()
+    return await view.api.usage.silent(view.api.engine.settings.dispatch.target_estimates)
 
 
 def _own_projects(view: View) -> dict[str, ProjectSettings]:

@@ -8,16 +8,22 @@ no agent can have, so that whoever is bound to one reads nothing of others.
 Beside them are sums over all time, for counters: of usage by project and model, and of the lanes
 that were forgotten by project. Rule: a sum never goes down. A project and model that came among the
 first `OWN_TOTALS` keep their sum for good; those after them are added up for their project.
+
+What is learned of the cost of each kind of work is read here too, for people: what is known of it,
+and which work reports nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
 
 import msgspec
 
+from headgate.core.dispatch_state import NO_ESTIMATE, TargetEstimate
+from headgate.core.estimates import Estimates, Kind, Learned, SilentKind
 from headgate.core.fair_share import SECONDS_PER_HOUR, hour_of
 from headgate.core.retention import usage_kept_since
 from headgate.storage.migrations import Migration
@@ -85,6 +91,14 @@ class UsageTotal(msgspec.Struct, frozen=True, kw_only=True):
     overruns: int = 0
 
 
+class KnownKind(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one kind of work, and the Unix time of the latest attempt it was fed by."""
+
+    kind: Kind
+    fed_at: float
+    learned: Learned
+
+
 class UnpricedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that was used though nobody knows its price, and how many tokens of it."""
 
@@ -100,6 +114,11 @@ MAX_UNPRICED = 20
 UNPRICED_SECONDS = 86_400
 """For how long a model counts as unpriced after it was used without a price."""
 SECONDS_PER_DAY = 86_400
+MAX_KINDS_READ = 500
+MAX_SILENT = 20
+MAX_SILENT_READ = 200
+SILENT_SECONDS = 86_400
+"""For how long a kind of work that reports nothing is told of after it ran."""
 
 _TABLE = """
 CREATE TABLE usage_rows (
@@ -238,6 +257,12 @@ _UNPRICED = (
     " WHERE hour >= ? AND unpriced_tokens > 0 AND model <> ? GROUP BY model"
     f" ORDER BY 2 DESC, 1 LIMIT {MAX_UNPRICED}"
 )
+_KINDS = "SELECT project_id, name, action, fed_at, learned FROM estimates"
+_LATEST = "ORDER BY fed_at DESC, project_id, name, action LIMIT ?"
+# Whether successes without a number came last is told by a word of the JSON, so few rows are read.
+_SILENT = f"{_KINDS} WHERE action = '' AND project_id <> '' AND fed_at >= ? AND learned LIKE ?"
+_HAS_SILENT = '%"silent":%'
+_learned = msgspec.json.Decoder(Learned)
 _FORGET_TOTALS = f"DELETE FROM usage_totals WHERE {_LATER_OWN}"  # noqa: S608
 
 
@@ -263,6 +288,37 @@ def unpriced(transaction: Transaction, *, since: int) -> tuple[UnpricedModel, ..
     """Return the models that were used from an hour on without a price, the most used first."""
     rows = transaction.read(_UNPRICED, (since, OTHER))
     return tuple(UnpricedModel(model=model, tokens=tokens) for model, tokens in rows)
+
+
+def known_kinds(
+    transaction: Transaction, *, project_id: str | None, most: int
+) -> tuple[KnownKind, ...]:
+    """Return what is known of kinds of work, of one project or of all, the last fed first."""
+    where = "" if project_id is None else " WHERE project_id = ?"
+    given: list[Value] = [] if project_id is None else [project_id]
+    rows = transaction.read(f"{_KINDS}{where} {_LATEST}", [*given, most])
+    return tuple([_known(row) for row in rows])
+
+
+def silent_kinds(
+    transaction: Transaction, *, since: float, estimates: Mapping[str, TargetEstimate]
+) -> tuple[SilentKind, ...]:
+    """Return the work that ran since a time and reports nothing, the latest first.
+
+    Where the target has an estimate by now, nobody needs to do anything any more.
+    """
+    rows = transaction.read(f"{_SILENT} {_LATEST}", (since, _HAS_SILENT, MAX_SILENT_READ))
+    known = [_known(row) for row in rows]
+    found = [
+        one
+        for one in Estimates((kind.kind, kind.learned) for kind in known).silent_kinds()
+        if estimates.get(one.kind.name, NO_ESTIMATE).amount(one.unit) is None
+    ]
+    return tuple(found[:MAX_SILENT])
+
+
+def _known(row: Row) -> KnownKind:
+    return KnownKind(kind=Kind(*row[:3]), fed_at=row[3], learned=_learned.decode(row[4]))
 
 
 def report(
@@ -304,6 +360,17 @@ class UsageReports:
         """Return the models that were used without a price in the last day."""
         since = hour_of(self._access.now() - UNPRICED_SECONDS)
         return await self._access.ask(partial(unpriced, since=since), is_long=True)
+
+    async def silent(self, estimates: Mapping[str, TargetEstimate]) -> tuple[SilentKind, ...]:
+        """Return the work of the last day that reports nothing, unless its target says a cost."""
+        since = self._access.now() - SILENT_SECONDS
+        return await self._access.ask(partial(silent_kinds, since=since, estimates=estimates))
+
+    async def kinds(
+        self, project_id: str | None = None, *, most: int = MAX_KINDS_READ
+    ) -> tuple[KnownKind, ...]:
+        """Return what is known of kinds of work, of one project or of all, the last fed first."""
+        return await self._access.ask(partial(known_kinds, project_id=project_id, most=most))
 
     async def totals(self) -> tuple[UsageTotal, ...]:
         """Return what was used by project and model since the store was made."""

@@ -373,3 +373,42 @@ class UsageBody(msgspec.Struct, kw_only=True, rename="camel"):
     until: datetime
     rows: list[UsageRowBody]
     total: UsageRowBody
+
+
+class LearnedBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """What is known of the cost of a kind of work in one unit.
+
+    `usual` is what the share `quantile` of the answer does not exceed, `holds` what the next task
+    without an estimate reserves; neither is there before the first sample. `silent` is work that
+    succeeds and never reports this unit.
+    """
+
+    samples: int
+    usual: float | None = None
+    largest: float | None = None
+    holds: float | None = None
+    silent: bool = False
+
+
+class KindBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """A kind of work: a project, a target or model, and an action.
+
+    Without an action it is all work of the target, without a project that of all projects as far as
+    it was priced.
+    """
+
+    project_id: str = ""
+    target: str
+    action: str = ""
+    last_fed: datetime
+    usd: LearnedBody
+    tokens: LearnedBody
+
+
+class EstimatesBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What is known of the cost of work, the kinds that were fed last first."""
+
+    quantile: float
+    reserve: str
+    kinds: list[KindBody]
+    is_truncated: bool = False
