@@ -108,7 +108,7 @@ def test_strict_holds_the_largest_and_expected_a_quantile() -> None:
     assert expected.sentence(31_000, Unit.MICRO_USD) == "held $0.031, 95% of 100 like it cost less"
     assert expected.prospect(Unit.TOKENS).startswith("would hold 1")
     assert PROBE.prospect(Unit.TOKENS) == (
-        "would hold a probe, where tokens are limited, a tenth of the smallest limit:"
+        "would hold a probe, a tenth of the smallest limit in tokens:"
         " nothing is known of what this kind of work costs"
     )
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from headgate.core.budgets.ledger import Refused, ReserveRequest, Unit, exceeded
+from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, Unit, exceeded
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, charged_scopes
 from headgate.core.estimates import (
     DEFAULT_QUANTILE,
@@ -1615,10 +1615,29 @@ class DispatchState:
         ]
         return tuple(stats)
 
-    def would_hold(self, task_id: str) -> Hold | None:
-        """Return what the next attempt at a waiting task has to hold; None if nobody knows it."""
+    def would_hold(self, task_id: str, limits: Mapping[Scope, Limit]) -> Hold | None:
+        """Return what the next attempt at a waiting task has to hold; None if nobody knows it.
+
+        A probe holds something only where its unit is limited, by these limits or by one that has
+        refused something.
+        """
         waiting = self.waiting.get(task_id)
-        return None if waiting is None else self._hold(waiting)
+        if waiting is None:
+            return None
+        task, refusals = waiting.task, self.parking.refusals
+        scopes = _charged(task.scopes)
+        parts = [kind_part(task), *[GatePart("scope", scope) for scope in scopes]]
+        limited = {refusals[part].unit for part in parts if part in refusals}
+        found = [limits[scope] for scope in scopes if scope in limits]
+        limited |= {unit for unit in Unit for one in found if one.amount(unit) is not None}
+        hold = self._hold(waiting)
+        usd, tokens = [
+            NOTHING
+            if unit not in limited and hold.estimate(unit).basis is Basis.PROBE
+            else hold.estimate(unit)
+            for unit in (Unit.MICRO_USD, Unit.TOKENS)
+        ]
+        return Hold(micro_usd=usd, tokens=tokens)
 
     def waiting_for_scopes(self) -> dict[str, int]:
         """Return how many tasks wait for each budget that has refused some."""

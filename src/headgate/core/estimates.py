@@ -237,8 +237,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def prospect(self, unit: Unit) -> str:
         """Say what a task that waits would hold, and why."""
         if self.basis is Basis.PROBE:
-            where = f"where {_WORDS[unit]} are limited, a tenth of the smallest limit"
-            return f"would hold a probe, {where}: {_UNKNOWN}"
+            share = f"a tenth of the smallest limit in {_WORDS[unit]}"
+            return f"would hold a probe, {share}: {_UNKNOWN}"
         return self._said(f"would hold {amount_of(self.amount, unit.value)}")
 
     def _said(self, held: str) -> str:

@@ -57,8 +57,8 @@ class HeldBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, re
     unit: Literal["usd", "tokens"]
     amount: float | None = None
     basis: Basis
-    samples: int = 0
-    quantile: float = 0.0
+    samples: int | None = None
+    quantile: float | None = None
     text: str
 
 
@@ -229,8 +229,8 @@ def _held(one: Estimate, unit: Unit, amount: int | None, text: str) -> HeldBody:
         unit="usd" if is_usd else "tokens",
         amount=to_usd_float(amount) if is_usd and amount is not None else amount,
         basis=one.basis,
-        samples=one.samples,
-        quantile=one.quantile,
+        samples=one.samples or None,
+        quantile=one.quantile or None,
         text=text,
     )
 

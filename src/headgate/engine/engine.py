@@ -411,7 +411,7 @@ class Engine:
         if dispatch_state is None:
             raise NotDispatchingError(self.node.leader_address)
         found = reasons(dispatch_state, task_id, self.store.now(), partial(_is_within, bounds))
-        hold = dispatch_state.would_hold(task_id)
+        hold = dispatch_state.would_hold(task_id, self.settings.budgets)
         return Why.of(record, self.dispatcher.standings, found, hold)
 
     def events(self) -> EventFeed:
