@@ -82,9 +82,11 @@ def order(
     number: int = 0,
     generation: int = 0,
     micro_usd: int | None = None,
-    tokens: int = 0,
+    tokens: int | None = 0,
+    *,
+    is_known: bool = True,
 ) -> StepOrder:
-    """The order of one run of a step, which holds what it costs."""
+    """The order of one run of a step, which holds what it costs, if that `is_known`."""
     held = of.cost_micro_usd if micro_usd is None else micro_usd
     return StepOrder(
         number=number,
@@ -92,8 +94,8 @@ def order(
         generation=generation,
         step=of,
         request=request_of(of.work, NoView()),  # type: ignore[arg-type]
-        micro_usd=held or 0,
-        tokens=tokens,
+        micro_usd=(held or 0) if is_known else None,
+        tokens=tokens if is_known else None,
     )
 
 

@@ -41,8 +41,8 @@ def order(
     *,
     of: Step | None = None,
     generation: int = 0,
-    micro_usd: int = 0,
-    tokens: int = 0,
+    micro_usd: int | None = None,
+    tokens: int | None = None,
     **request: Any,
 ) -> StepOrder:
     chosen = of or step()

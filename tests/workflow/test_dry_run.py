@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.budgets.connect import connect_budget
-from headgate.core.budgets.ledger import Account, Balance, Limit
+from headgate.core.budgets.ledger import Account, Balance, Limit, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.money import MicroUsd
+from headgate.core.estimates import Basis, Learned
+from headgate.core.money import MicroUsd, Tokens
 from headgate.errors import BudgetMismatchError
+from headgate.storage.unit_of_work import KeptKind
 from headgate.workflow.budgets import RunLedger
 from headgate.workflow.dry_run import MOST_PARTS, DryRun, budgets_before, rehearse
 from headgate.workflow.expansion import load_items
+from headgate.workflow.local_backend import StepHolds
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.run_record import RunOptions, RunScope
 
@@ -31,10 +35,13 @@ def budget(limit: int | None, *, spent: int = 0, scope: Scope = OWN) -> Account:
     )
 
 
-def rehearsed(text: str, *accounts: Account, concurrency: int = 2) -> DryRun:
-    workflow = read_workflow(Path("w.yaml"), text.encode())
+def rehearsed(
+    text: str, *accounts: Account, concurrency: int = 2, kinds: Sequence[KeptKind] = ()
+) -> DryRun:
+    workflow = read_workflow(Path("w.yaml"), text.encode(), name="w")
     items = load_items(workflow, copies=None)
-    return rehearse(workflow, items, accounts, concurrency=concurrency, now=0.0)
+    hold = StepHolds(workflow, None, kinds)
+    return rehearse(workflow, items, accounts, concurrency=concurrency, now=0.0, hold=hold)
 
 
 def order_of(found: DryRun) -> list[tuple[str, int | None, int | None, str]]:
@@ -218,3 +225,105 @@ async def test_a_limit_that_differs_is_the_error_that_a_run_would_have(tmp_path:
         await tracker.set_budget("session:s", "2.00")
     with pytest.raises(BudgetMismatchError, match=r"the limit is \$2\.00, and .* says"):
         await budgets_before(RunLedger(tracker="sqlite", url=url), SCOPES, RunOptions(data=Path()))
+
+
+ANY_STEP = "steps: [{id: case, foreach: [1, 2, 3], command: [agent]}]"
+
+
+def learned(*costs: int, silent: int = 0) -> KeptKind:
+    """What earlier runs of the only step have cost."""
+    known = Learned()
+    for cost in costs:
+        known.micro_usd.add(cost)
+    known.micro_usd.silent = silent
+    return KeptKind(project_id="w", name="step:command:case", fed_at=1.0, learned=known)
+
+
+def tokens(limit: int) -> Account:
+    return Account(scope=OWN, limit=Limit(limit_tokens=Tokens(limit)))
+
+
+HELD = {
+    "no limit": (
+        (budget(None),), (), 0, Basis.PROBE, "unknown: no limit, so nothing is held",
+    ),
+    "unknown": (
+        (budget(5_000_000),), (), 500_000, Basis.PROBE,
+        "unknown: the first runs alone and holds $0.50, a tenth of the smallest limit",
+    ),
+    "the smallest limit": (
+        (budget(9_000_000), budget(1_000_000, scope=Scope("workflow:w/run:r"))), (),
+        100_000, Basis.PROBE,
+        "unknown: the first runs alone and holds $0.10, a tenth of the smallest limit",
+    ),
+    "little left": (
+        (budget(5_000_000, spent=4_900_000),), (), 100_000, Basis.PROBE,
+        "unknown: the first runs alone and holds $0.10, all that is left",
+    ),
+    "a few": (
+        (budget(5_000_000),), (learned(10_000, 20_000, 30_000),), 60_000, Basis.LEARNED,
+        "held $0.06, from the dearest of 3 like it so far",
+    ),
+    "many": (
+        (budget(5_000_000),), (learned(*[10_000] * 100),), 10_300, Basis.LEARNED,
+        "held $0.0103, 95% of 100 like it cost less",
+    ),
+    "silent": (
+        (budget(5_000_000),), (learned(silent=3),), 0, Basis.SILENT,
+        "holds nothing: this kind of work never reports what it used",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HELD.values(), ids=HELD.keys())
+def test_each_step_says_what_it_holds_and_why(
+    case: tuple[tuple[Account, ...], tuple[KeptKind, ...], int, Basis, str],
+) -> None:
+    accounts, kinds, amount, basis, text = case
+    (part,) = rehearsed(ANY_STEP, *accounts, kinds=kinds).parts
+    (hold,) = part.holds
+    assert (hold.amount, hold.basis, hold.text) == (amount, basis, text)
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        ("command: [echo]", "costs nothing by definition"),
+        ("command: [x], cost_usd: 0.02", "held $0.02, the cost_usd of the step"),
+        ("command: [x], estimate: {usd: 0.03}", "held $0.03, the estimate of the step"),
+        ("model: m, max_tokens: 10, prompt: abcd",
+         "held $0.00011, the most that its request can cost"),
+    ],
+)  # fmt: skip
+def test_what_somebody_said_is_held_as_such(step: str, text: str) -> None:
+    prices = "config: {prices: {m: {input: 2, output: 8}}}\n"
+    (part,) = rehearsed(f"{prices}steps: [{{id: a, {step}}}]", budget(1_000_000)).parts
+    assert [hold.text for hold in part.holds] == [text]
+
+
+def test_a_probe_is_not_counted_as_spent_and_a_learned_amount_is() -> None:
+    probed = rehearsed(ANY_STEP, budget(1_000_000))
+    assert (probed.micro_usd, probed.unknown, probed.counts["runs"]) == (0, 3, 3)
+    known = rehearsed(ANY_STEP, budget(1_000_000), kinds=(learned(*[10_000] * 100),))
+    assert (known.micro_usd, known.unknown, known.stop) == (3 * 10_300, 0, None)
+
+
+def test_what_is_unknown_is_refused_where_too_little_is_left_for_a_probe() -> None:
+    found = rehearsed(ANY_STEP, budget(1_000_000, spent=990_001))
+    assert found.stop is not None
+    assert (found.stop.at, found.counts["not run"]) == ("case[0]", 3)
+
+
+def test_what_is_held_in_tokens_is_shown_where_tokens_are_limited() -> None:
+    (part,) = rehearsed(ANY_STEP, tokens(5_000)).parts
+    assert [(hold.unit, hold.amount) for hold in part.holds] == [
+        (Unit.MICRO_USD, 0),
+        (Unit.TOKENS, 500),
+    ]
+
+
+def test_where_a_service_decides_what_it_has_learned_is_not_known_here() -> None:
+    workflow = read_workflow(Path("w.yaml"), ANY_STEP.encode())
+    items = load_items(workflow, copies=None)
+    (part,) = rehearse(workflow, items, [budget(5_000_000)], concurrency=1, now=0.0).parts
+    assert part.holds[0].text.endswith(", unless the service has learned what it costs")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -17,15 +18,22 @@ from budgets.servers import running_valkey
 from executors.endpoint import free_port
 from headgate.budgets.connect import connect_budget
 from headgate.core.dispatch_state import ASK_AGAIN_SECONDS
+from headgate.core.estimates import Basis
+from headgate.core.task import TaskRecord
 from headgate.errors import (
     BudgetMismatchError,
     InvalidSettingError,
     LedgerUnavailableError,
     StoreError,
 )
+from headgate.providers.prices import Price
+from headgate.storage.sqlite import SqliteTaskStore
+from headgate.storage.store import TaskQuery
 from headgate.workflow import local_backend as local_engine
-from headgate.workflow.backend import Backend, TaskState
+from headgate.workflow.backend import Backend, StepOrder, TaskState
+from headgate.workflow.costs import ESTIMATES_FILE, known_kinds
 from headgate.workflow.placeholders import parsed_text
+from headgate.workflow.run_folder import STORE
 from headgate.workflow.run_record import new_run_id
 from headgate.workflow.workflow import BudgetScope
 from service.support import environment, family
@@ -411,3 +419,117 @@ async def test_a_ledger_that_cannot_be_reached_ends_a_run_before_it_begins(tmp_p
     with pytest.raises(LedgerUnavailableError):
         async with stage.opened():
             pass
+
+
+# Steps of which nobody says what they cost: what is held is learned, and kept from run to run.
+
+ANSWER = '{"model": "mine", "usage": {"prompt_tokens": 1000, "completion_tokens": 0}}'
+PRICED = step(shell(f"printf %s '{ANSWER}'"), "priced")
+"""Costs ten cents, at the prices below."""
+PRICES = {"mine": Price(input=Decimal(100), output=Decimal(0))}
+LIMIT = 10_000_000
+
+
+async def records_of(stage: Stage) -> list[TaskRecord]:
+    store = SqliteTaskStore(stage.path / STORE)
+    await store.open()
+    try:
+        return list((await store.find(TaskQuery(limit=100))).records)
+    finally:
+        await store.close()
+
+
+async def test_a_step_without_an_estimate_holds_what_earlier_runs_have_cost(
+    tmp_path: Path,
+) -> None:
+    def unknown(count: int) -> list[StepOrder]:
+        return [order(PRICED, number, is_known=False) for number in range(count)]
+
+    first = Stage(tmp_path, PRICED, prices=PRICES, micro_usd=LIMIT)
+    ends = await first.carried_out(*unknown(1))
+    assert [end.micro_usd for end in ends] == [100_000]
+    (record,) = await records_of(first)
+    assert record.progress.reserved_micro_usd == LIMIT // 10
+    assert record.progress.hold is not None
+    assert record.progress.hold.micro_usd.basis is Basis.PROBE
+
+    second = Stage(tmp_path, PRICED, prices=PRICES, micro_usd=LIMIT, run_id="20261115-200918-3fa2")
+    await second.carried_out(*unknown(2))
+    for record in await records_of(second):
+        assert record.progress.hold is not None
+        assert record.progress.hold.micro_usd.basis is Basis.LEARNED
+    kinds = {(one.name, one.action): one for one in known_kinds(second.data, "flow")}
+    assert kinds["step:command:priced", "priced"].learned.micro_usd.count == 3
+
+
+async def test_a_resume_goes_by_what_its_own_run_has_learned(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, PRICED, prices=PRICES, micro_usd=LIMIT)
+    await stage.carried_out(order(PRICED, 0, is_known=False))
+    (stage.data / ESTIMATES_FILE).write_bytes(b"{")
+    await stage.carried_out(order(PRICED, 1, is_known=False))
+    bases = [
+        one.progress.hold and one.progress.hold.micro_usd.basis for one in await records_of(stage)
+    ]
+    assert sorted(map(str, bases)) == sorted(map(str, [Basis.PROBE, Basis.LEARNED]))
+    assert len(known_kinds(stage.data, "flow")) == 2
+
+
+async def test_the_first_of_an_unknown_step_runs_alone_and_other_steps_beside_it(
+    tmp_path: Path,
+) -> None:
+    begun, go_on = tmp_path / "begun", tmp_path / "go-on"
+    os.mkfifo(begun)
+    os.mkfifo(go_on)
+    slow = step(shell(f"echo > {begun}; cat {go_on}"), "slow")
+    stage = Stage(tmp_path, slow, PRICED, prices=PRICES, micro_usd=LIMIT, concurrency=4)
+    async with stage.opened() as (backend, ear):
+        await backend.submit([order(slow, 0, is_known=False), order(slow, 1, is_known=False)])
+        await asyncio.to_thread(begun.read_text)
+        await backend.submit([order(PRICED, 2, is_known=False)])
+        (end,) = await ear.wait()
+        waiting = next(task for task in ear.told if task.number == 1)
+        why = await backend.why(waiting)
+        await asyncio.to_thread(go_on.write_text, "now")
+        await asyncio.to_thread(begun.read_text)
+        await asyncio.to_thread(go_on.write_text, "now")
+        await ear.wait(3)
+    assert end.number == 2
+    assert "first of its kind; give the step an estimate to run them in parallel" in why
+
+
+async def test_an_unknown_step_that_was_lost_is_booked_at_its_probe_and_a_silent_one_is_unpriced(
+    tmp_path: Path,
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    lost = step(shell(f"test -e again && exit 0; touch again; echo > {fifo}; sleep 60"), "lost")
+    stage = Stage(tmp_path, lost, micro_usd=LIMIT)
+    async with stage.opened() as (backend, _):
+        await backend.submit([order(lost, is_known=False)])
+        await asyncio.to_thread(fifo.read_text)
+    async with stage.opened() as (backend, ear):
+        (end,) = await ear.wait()
+        (money,) = await backend.money()
+    assert (end.state, end.attempt, end.is_unpriced) == (TaskState.DONE, 2, True)
+    assert (end.micro_usd, end.assumed_micro_usd) == (LIMIT // 10, LIMIT // 10)
+    assert (money.spent_micro_usd, money.reserved_micro_usd) == (LIMIT // 10, 0)
+
+
+async def test_an_unknown_step_that_fails_books_its_probe(tmp_path: Path) -> None:
+    failing = step(shell("exit 1"), "failing")
+    stage = Stage(tmp_path, failing, micro_usd=LIMIT)
+    (end,) = await stage.carried_out(order(failing, is_known=False))
+    assert (end.state, end.is_unpriced) == (TaskState.FAILED, False)
+    assert (end.micro_usd, end.assumed_micro_usd) == (LIMIT // 10, LIMIT // 10)
+
+
+async def test_a_step_that_never_says_what_it_used_runs_in_parallel_after_three(
+    tmp_path: Path,
+) -> None:
+    silent = step(shell("exit 0"), "silent")
+    stage = Stage(tmp_path, silent, micro_usd=LIMIT)
+    ends = await stage.carried_out(*[order(silent, n, is_known=False) for n in range(6)])
+    assert [end.is_unpriced for end in ends].count(True) == 3
+    assert {end.micro_usd for end in ends} == {0}
+    held = sorted(record.progress.reserved_micro_usd for record in await records_of(stage))
+    assert held == [0, 0, 0, *[LIMIT // 10] * 3]

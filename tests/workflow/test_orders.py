@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.workflow.backend import Amounts
 from headgate.workflow.placeholders import EnvPlaceholder, parsed_template, parsed_text
 from headgate.workflow.step_requests import (
     MAX_REFUSALS,
@@ -132,19 +133,40 @@ def test_the_output_of_a_step_is_the_useful_part_of_its_result(
     assert output_of(work, result) == output
 
 
-def test_what_is_as_large_in_every_way_as_a_refusal_is_refused() -> None:
-    refusals = RefusedAmounts()
-    assert not refusals.cover(0, 0)
-    refusals.add(70, 100)
-    assert refusals.cover(70, 100)
-    assert refusals.cover(71, 200)
-    assert not refusals.cover(69, 200)
-    assert not refusals.cover(100, 99)
+REFUSED = RefusedAmounts()
+for _amounts in ((70, 100), (50, None), (None, None)):
+    REFUSED.add("refused", _amounts)
+
+
+@pytest.mark.parametrize(
+    ("step", "amounts", "is_refused"),
+    [
+        ("other",   (70,   100),  True),
+        ("other",   (71,   200),  True),
+        ("other",   (69,   200),  False),
+        ("other",   (100,  99),   False),
+        ("refused", (50,   None), True),
+        ("refused", (60,   None), True),
+        ("refused", (49,   None), False),
+        ("refused", (None, None), True),
+        ("refused", (None, 1),    False),
+        ("other",   (50,   None), False),
+        ("other",   (None, None), False),
+    ],
+)  # fmt: skip
+def test_what_is_as_large_in_every_way_as_a_refusal_is_refused(
+    step: str, amounts: Amounts, is_refused: bool
+) -> None:
+    assert REFUSED.cover(step, amounts) is is_refused
+
+
+def test_nothing_is_refused_before_a_budget_has_refused_something() -> None:
+    assert not RefusedAmounts().cover("any", (0, 0))
 
 
 def test_refusals_are_bounded() -> None:
     refusals = RefusedAmounts()
     for number in range(10 * MAX_REFUSALS):
-        refusals.add(10_000 - number, number)
-    assert refusals.cover(10_000, 0)
-    assert len(refusals._smallest) == MAX_REFUSALS
+        refusals.add("any", (10_000 - number, number))
+    assert refusals.cover("any", (10_000, 0))
+    assert sum(map(len, refusals._smallest.values())) == MAX_REFUSALS

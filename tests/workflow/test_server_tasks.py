@@ -11,7 +11,7 @@ import pytest
 from headgate.api.schema.tasks import ReasonBody, WhyBody
 from headgate.core.events import EventKind, TaskEvent
 from headgate.core.task import Task, TaskRecord, TaskStatus
-from headgate.core.task_view import AmountBody, TaskUsageBody, snapshot_of
+from headgate.core.task_view import TaskUsageBody, snapshot_of
 from headgate.errors import WorkflowError
 from headgate.workflow.backend import StepTask, TaskState
 from headgate.workflow.placeholders import Template, Text
@@ -31,7 +31,6 @@ from headgate.workflow.remote_tasks import (
 from headgate.workflow.workflow import (
     CallWork,
     CommandWork,
-    Estimate,
     HttpWork,
     ModelWork,
     Step,
@@ -96,31 +95,37 @@ def test_a_cost_that_is_known_is_sent_as_such(micro_usd: int, usd: str) -> None:
     assert "estimate" not in body
 
 
-@pytest.mark.parametrize(("said", "sent"), [(0, {"tokens": 0}), (5, {"tokens": 5}), (None, None)])
-def test_tokens_are_sent_as_far_as_a_step_says_them(
-    said: int | None, sent: dict[str, int] | None
+@pytest.mark.parametrize(
+    ("micro_usd", "tokens", "sent"),
+    [
+        (None,   None, None),
+        (0,      None, {"usd": "0.00"}),
+        (70_000, None, {"usd": "0.07"}),
+        (None,   0,    {"tokens": 0}),
+        (None,   5,    {"tokens": 5}),
+    ],
+)  # fmt: skip
+def test_what_a_step_says_it_costs_is_sent_and_zero_is_said(
+    micro_usd: int | None, tokens: int | None, sent: dict[str, int | str] | None
 ) -> None:
-    chosen = order(1, of=step(estimate=Estimate(tokens=said)), tokens=said or 0)
+    chosen = order(1, micro_usd=micro_usd, tokens=tokens)
     body = parcel_of(chosen, SENDER, is_needed=True, now=NOW).body
     assert body.get("estimate") == sent
 
 
 @pytest.mark.parametrize(
-    ("estimate", "used", "tokens"),
+    ("used", "tokens"),
     [
-        (None, TaskUsageBody(tokens=1_000, assumed_tokens=1_000), 0),
-        (AmountBody(usd=0.07), TaskUsageBody(tokens=1_000, assumed_tokens=1_000), 0),
-        (AmountBody(tokens=50), TaskUsageBody(tokens=50, assumed_tokens=50), 50),
-        (None, TaskUsageBody(tokens=1_007, assumed_tokens=1_000), 7),
-        (None, TaskUsageBody(tokens=7), 7),
-        (None, None, 0),
+        (TaskUsageBody(tokens=50, assumed_tokens=50), 50),
+        (TaskUsageBody(tokens=7), 7),
+        (None, 0),
     ],
 )
-def test_tokens_that_only_stand_for_a_weight_are_not_shown_as_used(
-    estimate: AmountBody | None, used: TaskUsageBody | None, tokens: int
+def test_the_tokens_of_a_step_are_those_that_the_service_has_booked(
+    used: TaskUsageBody | None, tokens: int
 ) -> None:
     record = TaskRecord(task=Task(id="t", project_id="x"))
-    snapshot = msgspec.structs.replace(snapshot_of(record), estimate=estimate, usage=used)
+    snapshot = msgspec.structs.replace(snapshot_of(record), usage=used)
     before = StepTask(number=1, generation=0, task_id="t", state=TaskState.RUNNING)
     assert task_of(snapshot, before).tokens == tokens
 

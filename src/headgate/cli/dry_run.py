@@ -48,10 +48,11 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
     workflow = with_settings_prices(workflow, settings_file(options.config))
     scopes = run_scopes(workflow, options, os.environ)
     check_prices(workflow, scopes)
+    hold = None
     if options.server is None:
         # A module may print while it is imported; standard output is for what comes below.
         with own_output(lambda line: click.echo(line, err=True)):
-            asyncio.run(check_here(workflow, options, os.environ))
+            hold = asyncio.run(check_here(workflow, options, os.environ))
     found = rehearse(
         workflow,
         load_items(workflow, copies=None),
@@ -59,6 +60,7 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
         concurrency=options.concurrency or workflow.concurrency,
         now=time.time(),
         is_limited=limits_dollars(scopes),
+        hold=hold,
     )
     if as_json:
         print_json(as_keys(found))
@@ -96,6 +98,8 @@ def dry_lines(found: DryRun) -> Iterator[str]:
     line = f"estimated: {least}{format_usd(found.micro_usd)}{tokens}"
     if found.stop is not None:
         line += f"; all of it would need {least}{format_usd(found.needed_micro_usd)}"
+    if found.unknown:
+        line += f"; nobody knows what {_counted(found.unknown, 'run')} of steps will cost"
     yield f"{line}; nothing was run"
 
 
@@ -111,6 +115,11 @@ def part_name(part: DryPart) -> str:
 def _row(part: DryPart) -> tuple[str, ...]:
     if part.fate != "runs":
         return (part_name(part), f"{part.runs:,}", part.fate, "", "", "", part.why)
+    why = "; ".join(one.text for one in part.holds)
+    if part.is_unknown:
+        may_skip = "may be skipped" if part.may_skip else ""
+        cumulated = format_usd(part.cumulated_micro_usd)
+        return (part_name(part), f"{part.runs:,}", may_skip, "unknown", "unknown", cumulated, why)
     least = "at least " if part.is_least else ""
     each = format_usd(part.least_micro_usd)
     if part.most_micro_usd != part.least_micro_usd:
@@ -122,7 +131,7 @@ def _row(part: DryPart) -> tuple[str, ...]:
         f"{least}{each}",
         f"{least}{format_usd(part.micro_usd)}",
         f"{'~' if part.is_least else ''}{format_usd(part.cumulated_micro_usd)}",
-        part.why,
+        why,
     )
 
 

@@ -37,7 +37,7 @@ from headgate.cli.output import (
 from headgate.core.budgets.scopes import Scope, leaf_kind
 from headgate.core.money import format_usd
 from headgate.core.text import printable
-from headgate.workflow.backend import Money
+from headgate.workflow.backend import Money, StepTask
 from headgate.workflow.budgets import short_scope
 from headgate.workflow.report import RunReport, RunState, StepRow, StepState, StepSummary
 
@@ -163,8 +163,8 @@ def end_text(row: StepRow, *, now: float) -> str:
         parts[0] += f" after {length_of(seconds)}"
     if task is not None and task.attempt > 1:
         parts.append(f"{task.attempt} attempts")
-    if task is not None and task.micro_usd:
-        parts.append(cost_text(task.micro_usd, task.assumed_micro_usd))
+    if task is not None and (cost := _task_cost(task)):
+        parts.append(cost)
     why = _why(row)
     return ", ".join(parts) + (f": {shortened(why)}" if why else "")
 
@@ -187,6 +187,12 @@ def cost_text(micro_usd: int, assumed_micro_usd: int) -> str:
     """Write an amount, and how much of it nobody confirmed."""
     assumed = f" ({format_usd(assumed_micro_usd)} assumed)" if assumed_micro_usd else ""
     return f"{format_usd(micro_usd)}{assumed}"
+
+
+def _task_cost(task: StepTask) -> str:
+    """Write what a run of a step cost, if it is known to have cost anything or is not known."""
+    cost = cost_text(task.micro_usd, task.assumed_micro_usd) if task.micro_usd else ""
+    return f"{cost} unpriced".lstrip() if task.is_unpriced else cost
 
 
 def shortened(text: str, most: int = MOST_WORDS_CHARACTERS) -> str:
@@ -617,7 +623,7 @@ _COUNTED = (
 )
 STEPS_HEADER = (
     *("step", "runs", *(state.value for state in _COUNTED)),
-    *("duration", "attempts", "tokens", "cost", "assumed"),
+    *("duration", "attempts", "tokens", "cost", "assumed", "unpriced"),
 )
 ROWS_HEADER = ("step", "state", "duration", "attempts", "tokens", "cost", "why")
 
@@ -729,6 +735,7 @@ def _step_row(step: StepSummary) -> tuple[str, ...]:
         _count(step.tokens),
         _table_money(step.micro_usd),
         _table_money(step.assumed_micro_usd),
+        _count(step.unpriced),
     )
 
 
@@ -746,7 +753,7 @@ def _run_row(row: StepRow, now: float) -> tuple[str, ...]:
         "" if seconds is None else length_of(seconds),
         _count(task.attempt),
         _count(task.tokens),
-        cost_text(task.micro_usd, task.assumed_micro_usd) if task.micro_usd else "",
+        _task_cost(task),
         shortened(why),
     )
 

@@ -46,6 +46,10 @@ STATES = {
 """What each status of a task means to a run, whoever keeps the task."""
 
 
+Amounts = tuple[int | None, int | None]
+"""The micro-dollars and the tokens of a run of a step; None is what nobody knows yet."""
+
+
 class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a step, filled and estimated, to be carried out.
 
@@ -64,13 +68,18 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int | None
     is_provisional: bool = False
 
+    @property
+    def amounts(self) -> Amounts:
+        """What the run is estimated at."""
+        return self.micro_usd, self.tokens
+
 
 class StepTask(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of one run of a step; times are Unix seconds, amounts what was booked so far.
 
     `assumed_micro_usd` is the part that nobody confirmed: an attempt was interrupted, and may have
-    been charged. What `is_provisional` is begun anew by a resume, like the parents that it did
-    without.
+    been charged. What `is_unpriced` is done, and nobody said what it cost. What `is_provisional` is
+    begun anew by a resume, like the parents that it did without.
     """
 
     number: int
@@ -84,6 +93,7 @@ class StepTask(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     micro_usd: int = 0
     assumed_micro_usd: int = 0
+    is_unpriced: bool = False
     is_provisional: bool = False
 
 

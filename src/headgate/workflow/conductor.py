@@ -387,7 +387,7 @@ class Conductor:
             number=order.number, generation=order.generation, task_id="", state=TaskState.QUEUED
         )
         # It may be heard of before the answer to its submission.
-        self._live[order.number] = LiveTask(task, self._clock(), order.micro_usd, order.tokens)
+        self._live[order.number] = LiveTask(task, self._clock(), order.amounts)
         self._progress.submit(order.number)
         self._tally.touch(order.step.id)
 
@@ -420,8 +420,8 @@ class Conductor:
             self._reporter.failed(task.number, task, error)
         elif run_state is StepRunState.OVER_BUDGET:
             self._reporter.exhausted_by = self._reporter.exhausted_by or task.error
-            if live.has_amounts:
-                self._refusals.add(live.micro_usd, live.tokens)
+            if live.amounts is not None:
+                self._refusals.add(self._progress.step(task.number).id, live.amounts)
         self._latest_end = (task.number, task, "")
         self._end_step(task.number, run_state)
 

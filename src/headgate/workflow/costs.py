@@ -3,25 +3,36 @@
 `cost_usd` and `estimate` say it themselves; a call to a model is measured as it will be sent, and
 priced. Everything else costs nothing that is known here.
 
+What steps have cost is kept from run to run, for those of which nobody says it.
+
 Rule: where dollars are limited, a call whose price nobody knows is refused before the run, because
 it could not be held. Where they are not, it is made, and its tokens are counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headgate.config import load_prices
+from headgate.core.estimates import MAX_KINDS, Kind
 from headgate.errors import InvalidAmountError, WorkflowError
 from headgate.executors.targets import is_free_program
 from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
 from headgate.providers.requests import ModelCall, read_call
+from headgate.storage.unit_of_work import KeptKind
 from headgate.workflow.config import PATHS
 from headgate.workflow.placeholders import Text, UnfilledError
+from headgate.workflow.run_folder import replace_file
 from headgate.workflow.run_record import RunScope
 from headgate.workflow.workflow import CommandWork, Estimate, ModelWork, Step, Workflow
 
@@ -122,3 +133,89 @@ def _unknown(error: UnknownPriceError) -> str:
 def _tokens(call: ModelCall, work: ModelWork) -> int:
     prompt_tokens = -(-call.prompt_chars // CHARACTERS_PER_TOKEN)
     return prompt_tokens + call.output_tokens(work.max_tokens)
+
+
+# What the steps of workflows have cost, kept from run to run: one file for a data directory.
+#
+# A new run begins with what is known of its workflow, and writes it back with what it has learned
+# when it ends or is stopped; a resume goes by the store of the run. Rule: the file is a help and
+# never a condition. Without it, or where it cannot be used, a run learns anew.
+
+ESTIMATES_FILE = "estimates.json"
+MAX_KEPT_KINDS = 10 * MAX_KINDS
+"""How many kinds of work are kept for all workflows together; the one fed longest ago goes."""
+_MOST_BYTES = 64 * 1024 * 1024
+
+
+class _KeptKinds(msgspec.Struct, frozen=True):
+    kinds: list[KeptKind]
+
+
+_kept_kinds = msgspec.json.Decoder(_KeptKinds)
+
+
+def known_kinds(data: Path, workflow: str) -> list[KeptKind]:
+    """Return what is known of the steps of a workflow from earlier runs."""
+    path = data / ESTIMATES_FILE
+    try:
+        return [one for one in _read_kinds(path) if one.project_id == workflow]
+    except _UNREADABLE as error:
+        line = f"{path} cannot be used: {_problem(error)}; what earlier runs have cost is not known"
+        warnings.warn(line, stacklevel=1)
+        return []
+
+
+def write_kinds(data: Path, kinds: Sequence[KeptKind]) -> None:
+    """Keep what is known of the steps of a workflow; of each kind, what was fed last."""
+    path = data / ESTIMATES_FILE
+    known: dict[Kind, KeptKind] = {}
+    try:
+        with _locked(data):
+            # What cannot be read was told of when the run began, and is replaced.
+            with suppress(*_UNREADABLE):
+                known = {one.kind: one for one in _read_kinds(path)}
+            for one in kinds:
+                if one.kind not in known or known[one.kind].fed_at <= one.fed_at:
+                    known[one.kind] = one
+            replace_file(path, msgspec.json.encode(_KeptKinds(_newest(list(known.values())))))
+    except OSError as error:
+        line = f"{path} cannot be written: {_problem(error)}; the next run learns anew what its"
+        warnings.warn(f"{line} steps cost", stacklevel=1)
+
+
+_UNREADABLE = (OSError, msgspec.MsgspecError, UnicodeDecodeError)
+
+
+def _problem(error: Exception) -> str:
+    return (error.strerror or "") if isinstance(error, OSError) else str(error)
+
+
+def _read_kinds(path: Path) -> list[KeptKind]:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise msgspec.ValidationError("it is too long")
+        return _kept_kinds.decode(path.read_bytes()).kinds
+    except FileNotFoundError:
+        return []
+
+
+def _newest(kinds: Sequence[KeptKind]) -> list[KeptKind]:
+    """Return the kinds that are kept, those that were fed longest ago first."""
+    kept: list[KeptKind] = []
+    counts: Counter[str] = Counter()
+    for one in sorted(kinds, key=attrgetter("fed_at"), reverse=True)[:MAX_KEPT_KINDS]:
+        counts[one.project_id] += 1
+        if counts[one.project_id] <= MAX_KINDS:
+            kept.append(one)
+    return kept[::-1]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time change the file; the lock ends with the process."""
+    opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)

@@ -4,6 +4,7 @@ The rules are those of a real run: the same progress gives out what is ready, th
 held, and the same inequality refuses what a budget cannot hold. What only a run can find out is
 taken at its best: every step succeeds, costs what is held for it, and takes as long as any other;
 what it will have put out is not known, so an estimate that is made from it is only a lower bound.
+What nobody knows the cost of holds a probe, which is shown and not counted as spent.
 
 Rule: nothing is created, held or written, in any ledger.
 """
@@ -11,7 +12,7 @@ Rule: nothing is created, held or written, in any ledger.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -19,14 +20,24 @@ import msgspec
 
 from headgate.budgets.connect import SCHEMES, connect_budget, scheme_of, sqlite_path
 from headgate.client.client import Client
-from headgate.core.budgets.ledger import Account, Balance, Limit, Refused, first_refusal
+from headgate.core.budgets.ledger import (
+    PROBE_SHARE,
+    Account,
+    Balance,
+    Limit,
+    Refused,
+    ReserveRequest,
+    Unit,
+    amounts_to_hold,
+)
 from headgate.core.budgets.reservations import Delta
 from headgate.core.budgets.scopes import Scope, ancestors
-from headgate.core.money import MicroUsd, Tokens
+from headgate.core.estimates import NOTHING, PROBE, Basis, Hold, given
+from headgate.core.money import MicroUsd, Tokens, amount_of
 from headgate.errors import InvalidSettingError
 from headgate.executors.callable import CallableExecutor
 from headgate.redaction import hidden_address
-from headgate.workflow.backend import Money
+from headgate.workflow.backend import Amounts, Money, StepOrder
 from headgate.workflow.budgets import (
     ChangeCommand,
     RunLedger,
@@ -37,9 +48,9 @@ from headgate.workflow.budgets import (
 )
 from headgate.workflow.checks import check_steps, in_file
 from headgate.workflow.conditions import condition_references, holds
-from headgate.workflow.costs import estimated
+from headgate.workflow.costs import estimated, known_kinds
 from headgate.workflow.expansion import Expansion, ItemSource
-from headgate.workflow.local_backend import named_targets, search, step_executors
+from headgate.workflow.local_backend import StepHolds, named_targets, search, step_executors
 from headgate.workflow.placeholders import StepPlaceholder, UnfilledError, references
 from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.remote_backend import check_known_targets, money_of, own_scope, within
@@ -54,12 +65,23 @@ MOST_PARTS = 10_000
 """How many parts of the order are kept; what follows is in the sums only."""
 
 
+class DryHold(msgspec.Struct, frozen=True, kw_only=True):
+    """What the first of some runs would hold in one unit, how that comes about, and in words."""
+
+    unit: Unit
+    basis: Basis
+    amount: int
+    samples: int
+    text: str
+
+
 class DryPart(msgspec.Struct, kw_only=True):
     """Runs of one step that come one after another in the order, and what becomes of them.
 
     `first` and `last` are the numbers of their items, None for a step without; the least and the
     most are what one of them costs. `is_least` says that the estimate depends on what is not known
-    yet, `may_skip` that its condition does.
+    yet, `is_unknown` that nobody knows what one costs where dollars are limited, `may_skip` that
+    its condition depends on what is not known yet.
     """
 
     step: str
@@ -74,7 +96,9 @@ class DryPart(msgspec.Struct, kw_only=True):
     most_micro_usd: int = 0
     cumulated_micro_usd: int = 0
     is_least: bool = False
+    is_unknown: bool = False
     may_skip: bool = False
+    holds: tuple[DryHold, ...] = ()
 
 
 class DryStop(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +112,8 @@ class DryStop(msgspec.Struct, frozen=True, kw_only=True):
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     """All of it; `accounts` are the budgets as they stand now, the outermost first.
 
-    `micro_usd` is what would be spent, `needed_micro_usd` what it would be without limits.
+    `micro_usd` is what would be spent, `needed_micro_usd` what it would be without limits; the cost
+    of so many `unknown` runs is in neither.
     """
 
     workflow: str
@@ -101,6 +126,7 @@ class DryRun(msgspec.Struct, frozen=True, kw_only=True):
     needed_micro_usd: int
     tokens: int
     is_least: bool
+    unknown: int
     accounts: tuple[Account, ...]
     stop: DryStop | None = None
 
@@ -113,10 +139,19 @@ def rehearse(
     concurrency: int,
     now: float,
     is_limited: bool = True,
+    hold: HoldOf | None = None,
 ) -> DryRun:
-    """Go through a run on paper; `is_limited` says whether dollars are."""
+    """Go through a run on paper; `is_limited` says whether dollars are.
+
+    `hold` is what the engine of a run would hold; without it only what steps say is known.
+    """
     go = partial(
-        _Rehearsal, workflow, items, concurrency=concurrency, now=now, is_limited=is_limited
+        _Rehearsal,
+        workflow,
+        items,
+        concurrency=concurrency,
+        now=now,
+        estimates=_Estimates(workflow, is_limited=is_limited, hold=hold),
     )
     found = go(accounts).gone_through()
     if found.stop is None:
@@ -147,7 +182,7 @@ class _Rehearsal:
         *,
         concurrency: int,
         now: float,
-        is_limited: bool,
+        estimates: _Estimates,
     ) -> None:
         self._workflow = workflow
         self._items = items
@@ -159,11 +194,13 @@ class _Rehearsal:
         )
         self._books = _DryLedger(accounts, now=now)
         self._order = _Order()
-        self._estimates = _Estimates(workflow, is_limited=is_limited)
+        self._estimates = estimates
         self._concurrency = concurrency
         self._last: str | None = None
         self._stop: DryStop | None = None
         self._errors: dict[int, str] = {}
+        self._unknown = 0
+        self._has_least = False
 
     def gone_through(self) -> DryRun:
         running: deque[int] = deque()
@@ -200,24 +237,30 @@ class _Rehearsal:
         except UnfilledError as error:
             self._errors[number] = str(error)
             return StepRunState.FAILED
-        refused = self._books.book(estimate)
-        if refused is not None:
-            self._note_refusal(number, refused)
+        held = self._books.book(step.id, estimate)
+        if held is True or isinstance(held, Refused):
+            self._note_refusal(number, held)
             return StepRunState.OVER_BUDGET
         self._last = self._expansion.name_of(number)
         part = self._order.add(step, index, "runs")
-        self._charge(part, estimate)
+        self._charge(part, estimate, held)
         part.may_skip = may_skip
         return None
 
-    def _charge(self, part: DryPart, estimate: _Estimate) -> None:
-        amount = estimate.micro_usd
+    def _charge(self, part: DryPart, estimate: _Estimate, held: _Held) -> None:
+        amount = held.spent(Unit.MICRO_USD)
+        part.is_unknown = held.is_probe(Unit.MICRO_USD)
+        if part.runs == 1:
+            units = [unit for unit in Unit if self._books.shows(unit)]
+            part.holds = tuple([_dry_hold(estimate, held, unit) for unit in units])
         part.least_micro_usd = amount if part.runs == 1 else min(part.least_micro_usd, amount)
         part.most_micro_usd = max(part.most_micro_usd, amount)
         part.micro_usd += amount
-        part.tokens += estimate.tokens
+        part.tokens += held.spent(Unit.TOKENS)
         part.cumulated_micro_usd = self._books.micro_usd
         part.is_least = estimate.is_least
+        self._has_least |= estimate.is_least
+        self._unknown += part.is_unknown
 
     def _note_refusal(self, number: int, refused: Refused | Literal[True]) -> None:
         if self._stop is None and refused is not True:
@@ -247,39 +290,120 @@ class _Rehearsal:
             micro_usd=self._books.micro_usd,
             needed_micro_usd=self._books.micro_usd,
             tokens=self._books.tokens,
-            is_least=self._estimates.has_least,
+            is_least=self._has_least,
+            unknown=self._unknown,
             accounts=self._books.before,
             stop=self._stop,
         )
 
 
+HoldOf = Callable[[StepOrder], Hold]
+"""Returns what a run of a step is to hold."""
+
+
 class _Estimate(msgspec.Struct, frozen=True):
-    micro_usd: int
-    tokens: int
+    """What is known of a run of a step before it runs, and what it is to hold."""
+
+    step: Step
+    amounts: Amounts
+    hold: Hold
     is_least: bool
+    is_learned_here: bool
+
+    def given_as(self, unit: Unit) -> str:
+        """Say what gave an amount that somebody gave."""
+        said = self.step.estimate
+        if unit is Unit.MICRO_USD and self.step.cost_micro_usd is not None:
+            return "the cost_usd of the step"
+        known = None if said is None else (said.tokens if unit is Unit.TOKENS else said.micro_usd)
+        if known is not None:
+            return "the estimate of the step"
+        is_model = isinstance(self.step.work, ModelWork)
+        return "the most that its request can cost" if is_model else ""
 
 
 class _Estimates:
     """What is held for runs of steps."""
 
-    def __init__(self, workflow: Workflow, *, is_limited: bool) -> None:
+    def __init__(self, workflow: Workflow, *, is_limited: bool, hold: HoldOf | None) -> None:
         self._workflow = workflow
         self._is_limited = is_limited
+        self._hold = hold
         self._least = {step.id: _is_least(step) for step in workflow.steps}
-        self.has_least = False
+        self._unknown: dict[tuple[str, Amounts], Hold] = {}
 
     def of(self, step: Step, view: _View) -> _Estimate:
         """Return what is held for one run; `UnfilledError` if a placeholder has nothing in it."""
-        micro_usd, tokens = estimated(
-            self._workflow, step, request_of(step.work, view), is_limited=self._is_limited
-        )
-        is_least = self._least[step.id]
-        self.has_least |= is_least
-        return _Estimate(micro_usd or 0, tokens or 0, is_least)
+        request = request_of(step.work, view)
+        amounts = estimated(self._workflow, step, request, is_limited=self._is_limited)
+        hold = self._hold_of(step, request, amounts)
+        is_learned_here = self._hold is not None
+        return _Estimate(step, amounts, hold, self._least[step.id], is_learned_here)
+
+    def _hold_of(self, step: Step, request: Any, amounts: Amounts) -> Hold:  # noqa: ANN401
+        micro_usd, tokens = amounts
+        if self._hold is None or (micro_usd is not None and tokens is not None):
+            return Hold(
+                micro_usd=PROBE if micro_usd is None else given(micro_usd),
+                tokens=PROBE if tokens is None else given(tokens),
+            )
+        # Of a step without an estimate all runs hold the same.
+        key = (step.id, amounts)
+        if key not in self._unknown:
+            if len(self._unknown) >= MOST_PARTS:
+                self._unknown.clear()
+            order = StepOrder(
+                number=0,
+                index=0,
+                generation=0,
+                step=step,
+                request=request,
+                micro_usd=micro_usd,
+                tokens=tokens,
+            )
+            self._unknown[key] = self._hold(order)
+        return self._unknown[key]
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """What budgets would let a run hold, and the tightest limit of each unit."""
+
+    hold: Hold
+    amounts: dict[Unit, int]
+    limits: dict[Unit, int]
+
+    def is_probe(self, unit: Unit) -> bool:
+        """Tell whether nobody knows what it costs, in a unit that is limited."""
+        return self.hold.estimate(unit).basis is Basis.PROBE and unit in self.limits
+
+    def spent(self, unit: Unit) -> int:
+        """Return what the run would cost; a probe says nothing of it."""
+        return 0 if self.hold.estimate(unit).basis is Basis.PROBE else self.amounts[unit]
+
+
+def _dry_hold(estimate: _Estimate, held: _Held, unit: Unit) -> DryHold:
+    one, amount = held.hold.estimate(unit), held.amounts[unit]
+    holds = amount_of(amount, unit.value)
+    text = one.sentence(amount, unit)
+    if one.basis is Basis.GIVEN:
+        source = estimate.given_as(unit)
+        text = f"held {holds}, {source}" if source else NOTHING.sentence(0, unit)
+    elif one.basis is Basis.PROBE and unit not in held.limits:
+        text = "unknown: no limit, so nothing is held"
+    elif one.basis is Basis.PROBE:
+        is_share = amount * PROBE_SHARE >= held.limits[unit]
+        share = "a tenth of the smallest limit" if is_share else "all that is left"
+        text = f"unknown: the first runs alone and holds {holds}, {share}"
+        if not estimate.is_learned_here:
+            text += ", unless the service has learned what it costs"
+    return DryHold(unit=unit, basis=one.basis, amount=amount, samples=one.samples, text=text)
 
 
 class _DryLedger:
-    """The budgets of a run on paper: what is held is spent at once, which comes to the same."""
+    """The budgets of a run on paper: what is held is spent at once, which comes to the same.
+
+    A probe is not: nobody knows what of it will be spent.
+    """
 
     def __init__(self, accounts: Sequence[Account], *, now: float) -> None:
         self.before = tuple(accounts)
@@ -288,23 +412,42 @@ class _DryLedger:
         self._accounts = list(accounts)
         self._now = now
         self._refusals = RefusedAmounts()
+        limits = [one.limit for one in accounts if one.limit is not None]
+        found = {unit: [limit.amount(unit) for limit in limits] for unit in Unit}
+        known = {unit: [one for one in some if one is not None] for unit, some in found.items()}
+        self._limits = {unit: min(some) for unit, some in known.items() if some}
 
-    def book(self, estimate: _Estimate) -> Refused | Literal[True] | None:
+    def shows(self, unit: Unit) -> bool:
+        """Tell whether what is held in a unit is worth a word."""
+        return unit is Unit.MICRO_USD or unit in self._limits
+
+    def book(self, step_id: str, estimate: _Estimate) -> _Held | Refused | Literal[True]:
         """Book an estimate; otherwise return what refuses it, True for what did so before."""
         # As in a run: what costs as much as something that was refused is not even asked for.
-        if self._refusals.cover(estimate.micro_usd, estimate.tokens):
+        if self._refusals.cover(step_id, estimate.amounts):
             return True
-        micro_usd, tokens = MicroUsd(estimate.micro_usd), Tokens(estimate.tokens)
-        refused = first_refusal(self._accounts, micro_usd=micro_usd, tokens=tokens, now=self._now)
-        if refused is not None:
-            self._refusals.add(estimate.micro_usd, estimate.tokens)
-            return refused
+        hold = estimate.hold
+        request = ReserveRequest(
+            reservation_id="dry-run",
+            scopes=(),
+            micro_usd=MicroUsd(hold.micro_usd.amount),
+            tokens=Tokens(hold.tokens.amount),
+            lease_seconds=None,
+            flexible=hold.flexible,
+        )
+        answer = amounts_to_hold(self._accounts, request, now=self._now)
+        if isinstance(answer, Refused):
+            self._refusals.add(step_id, estimate.amounts)
+            return answer
+        amounts = {Unit.MICRO_USD: int(answer[0]), Unit.TOKENS: int(answer[1])}
+        held = _Held(hold, amounts, self._limits)
+        micro_usd, tokens = held.spent(Unit.MICRO_USD), held.spent(Unit.TOKENS)
         if micro_usd or tokens:
-            spent = Delta(spent_micro_usd=micro_usd, spent_tokens=tokens)
+            spent = Delta(spent_micro_usd=MicroUsd(micro_usd), spent_tokens=Tokens(tokens))
             self._accounts = [one.with_balance(one.balance.add(spent)) for one in self._accounts]
         self.micro_usd += micro_usd
         self.tokens += tokens
-        return None
+        return held
 
 
 class _Order:
@@ -420,15 +563,17 @@ def _limited(account: Account, limit: Limit | None) -> Account:
 # are imported for that, as a run would import them; nothing is called, started or sent.
 
 
-async def check_here(workflow: Workflow, options: RunOptions, environ: Mapping[str, str]) -> None:
-    """Raise what a run of a workflow would raise before anything runs."""
+async def check_here(
+    workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
+) -> StepHolds:
+    """Return what steps would hold, or raise what a run would raise before anything runs."""
     try:
-        await _check(workflow, options, environ)
+        return await _check(workflow, options, environ)
     except InvalidSettingError as error:
         raise in_file(error, workflow) from error
 
 
-async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, str]) -> None:
+async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, str]) -> StepHolds:
     variables = Variables(environ)
     check_steps(workflow, variables)
     targets = named_targets(workflow, options, environ)
@@ -437,6 +582,7 @@ async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, 
     for executor in executors.values():
         if isinstance(executor.executor, CallSteps | CallableExecutor):
             await executor.open()
+    return StepHolds(workflow, targets, known_kinds(options.data, workflow.name))
 
 
 # A service before a run: its targets, and the budgets as far as the service tells them.

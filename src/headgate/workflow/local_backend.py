@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,19 @@ from headgate.config import StoreSettings, settings_file
 from headgate.core.admission import QueueLimits
 from headgate.core.budgets.ledger import Ledger, Limit, Refused, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.dispatch_state import DispatchSettings, DispatchState
+from headgate.core.dispatch_state import DispatchSettings, DispatchState, Waiting
+from headgate.core.estimates import Estimates, Hold
 from headgate.core.events import LAST_RANK, rank_of
 from headgate.core.gates import GatePart
 from headgate.core.money import format_usd
-from headgate.core.reasons import BudgetShort, GateClosed, LaneBehind, NotYetDue, Reason
+from headgate.core.reasons import (
+    BudgetShort,
+    FirstOfKind,
+    GateClosed,
+    LaneBehind,
+    NotYetDue,
+    Reason,
+)
 from headgate.core.retention import Retention
 from headgate.core.snapshot import Project
 from headgate.core.task import TERMINAL, Draft, Submission, Task, TaskRecord, TaskStatus, Terms
@@ -52,6 +61,7 @@ from headgate.storage import queries
 from headgate.storage.sql_store import StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import TaskQuery
+from headgate.storage.unit_of_work import KeptKind, keep_kinds, kinds_of
 from headgate.storage.writer import ChildStarter
 from headgate.workflow.backend import (
     STATES,
@@ -74,6 +84,7 @@ from headgate.workflow.budgets import (
     scopes_again,
 )
 from headgate.workflow.checks import check_steps
+from headgate.workflow.costs import known_kinds, write_kinds
 from headgate.workflow.run_folder import STORE, Run
 from headgate.workflow.run_record import RunOptions, RunScope
 from headgate.workflow.step_executors import (
@@ -159,6 +170,23 @@ def local_backend(
         attach_slots(engine, slots)
     tasks = LocalTasks(run.id, workflow, scopes[-1].scope, targets)
     return LocalBackend(run, tasks, store, engine, scopes=scopes, options=options)
+
+
+class StepHolds:
+    """What runs of steps are to hold before they start, as the engine of a run would say."""
+
+    def __init__(
+        self, workflow: Workflow, targets: TargetSteps | None, kinds: Sequence[KeptKind]
+    ) -> None:
+        self._settings = engine_settings(workflow, targets, 1, {}).dispatch
+        self._tasks = LocalTasks("", workflow, "", targets)
+        known = sorted(kinds, key=attrgetter("fed_at"))
+        self._estimates = Estimates([(one.kind, one.learned) for one in known])
+
+    def __call__(self, order: StepOrder) -> Hold:
+        """Return what an attempt at an order has to hold."""
+        draft = self._tasks.draft(order, 0.0)
+        return self._settings.hold(Waiting(draft.task, draft.terms, 1, 0), self._estimates)
 
 
 def _slots(
@@ -349,8 +377,15 @@ class LocalBackend:
         with suppress(StoreUnavailableError):
             self.unbooked_micro_usd = await self._engine.unbooked_micro_usd()
             await self.money()
+            await self._keep_learned()
         self._is_closed = True
         await self._engine.close()
+
+    async def _keep_learned(self) -> None:
+        """Have later runs of the workflow know what its steps have cost."""
+        project_id = self._run.workflow.name
+        kinds = await self._store.ask(partial(kinds_of, project_id=project_id))
+        write_kinds(self._options.data, kinds)
 
     @property
     def has_left_behind(self) -> bool:
@@ -370,6 +405,9 @@ class LocalBackend:
         """Create what budgets there are not, and know what is yet to end, before anything runs."""
         self._file.note()
         await self._create_limits()
+        if not self._run.record.has_begun:
+            kinds = known_kinds(self._options.data, self._run.workflow.name)
+            await self._store.run(partial(keep_kinds, kinds))
         before: str | None = None
         while True:
             page = await self._store.find(TaskQuery(states=_LIVE, before=before, limit=PAGE))
@@ -490,7 +528,6 @@ AGENT = "run"
 PROVISIONAL = "p"
 """How the name of a task ends that went without one of its parents."""
 
-_COMMAND = f"{OWN_PREFIX}command"
 _WRONG = f"{OWN_PREFIX}wrong"
 
 
@@ -588,6 +625,7 @@ def step_task(record: TaskRecord, run_id: str) -> StepTask:
         tokens=progress.used_tokens,
         micro_usd=progress.used_micro_usd,
         assumed_micro_usd=progress.assumed_micro_usd,
+        is_unpriced=progress.is_unpriced,
         is_provisional=generation.endswith(PROVISIONAL),
     )
 
@@ -604,11 +642,12 @@ def step_executors(
     """Return the executors of all steps, by the names that their tasks have them under."""
     found = {} if targets is None else targets.executors(variables.environ, observe_slot)
     found[_WRONG] = WrongSteps()
+    commands = CommandSteps(workflow.folder, variables, prices)
     for step in workflow.steps:
         name = _target_name(step, step.work)
         match step.work:
-            case CommandWork() if name not in found:
-                found[name] = CommandSteps(workflow.folder, variables, prices)
+            case CommandWork():
+                found[name] = commands
             case CallWork(entry_point=entry_point) if name not in found:
                 found[name] = _call(entry_point, f"steps.{step.id}.call", prices, concurrency)
     found |= _requesting(workflow, variables, prices, concurrency, targets, observe_slot)
@@ -651,10 +690,13 @@ def _call(entry_point: str, setting: str, prices: PriceList, concurrency: int) -
 
 
 def _target_name(step: Step, work: object) -> str:
-    """Return the name of the target of a step; a pause of it holds back these steps alone."""
+    """Return the name of the target of a step.
+
+    A pause of it holds back these steps alone, and what is learned of costs is learned for it.
+    """
     match work:
         case CommandRequest() | CommandWork():
-            return _COMMAND
+            return f"{OWN_PREFIX}command:{step.id}"
         case HttpRequest() | HttpWork():
             return f"{OWN_PREFIX}http:{step.id}"
         case CallRequest(entry_point=entry_point) | CallWork(entry_point=entry_point):
@@ -716,13 +758,13 @@ def engine_settings(
     budgets: dict[Scope, Limit],
 ) -> EngineSettings:
     """Return how the engine of a run works: nothing is turned away, and no result expires."""
+    dispatch = DispatchSettings(
+        projects=(Project(id=workflow.name, max_concurrent_agents=None),),
+        max_inflight=concurrency,
+        max_per_agent_inflight=concurrency,
+    )
     return EngineSettings(
-        dispatch=DispatchSettings(
-            projects=(Project(id=workflow.name, max_concurrent_agents=None),),
-            rate_limits=() if targets is None else targets.rate_limits,
-            max_inflight=concurrency,
-            max_per_agent_inflight=concurrency,
-        ),
+        dispatch=dispatch if targets is None else targets.applied_to(dispatch),
         limits=QueueLimits(max_queue=None, max_per_agent=None),
         budgets=budgets,
         capacity=concurrency,
@@ -730,6 +772,8 @@ def engine_settings(
         free_failures=frozenset() if targets is None else targets.free_failures,
     )
 
+
+PARALLEL_ADVICE = "give the step an estimate to run them in parallel"
 
 # Why steps wait in this process, in one line each, and whether anything but time can help.
 
@@ -774,6 +818,8 @@ def _line(found: TaskReason, dispatch_state: DispatchState | None, now: float) -
             return f"tries again in {max(0.0, until - now):.0f} s"
         case LaneBehind():
             return "others go first"
+        case FirstOfKind():
+            return f"{reason.message.partition(';')[0]}; {PARALLEL_ADVICE}"
         case GateClosed(kind="target", why=why, until=until) if until is not None:
             return f"paused for {max(0.0, until - now):.0f} s: {why}"
     return reason.message

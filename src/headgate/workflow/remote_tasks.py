@@ -143,7 +143,7 @@ def parcel_of(order: StepOrder, sender: SharedFields, *, is_needed: bool, now: d
         "max_attempts": step.retries + 1,
         "timeout_seconds": step.timeout_seconds,
         "deadline": now + PATIENCE,
-        "estimate_tokens": _said_tokens(order),
+        "estimate_tokens": order.tokens,
         "scopes": (sender.scope,),
         "labels": {
             **step.labels,
@@ -154,7 +154,7 @@ def parcel_of(order: StepOrder, sender: SharedFields, *, is_needed: bool, now: d
     }
     if step.cost_micro_usd is not None:
         fields["cost_usd"] = plain_usd(step.cost_micro_usd)
-    elif order.micro_usd:
+    elif order.micro_usd is not None:
         fields["estimate_usd"] = plain_usd(order.micro_usd)
     body = task_body(fields)
     sent = SentOrder(
@@ -194,9 +194,10 @@ def task_of(snapshot: TaskSnapshot, before: StepTask) -> StepTask:
         started_at=_seconds(snapshot.started_at),
         completed_at=_seconds(snapshot.completed_at),
         error=snapshot.error,
-        tokens=(used.tokens or 0) - _shared_tokens(snapshot, used),
+        tokens=used.tokens or 0,
         micro_usd=to_limit_micro_usd(used.usd or 0),
         assumed_micro_usd=to_limit_micro_usd(used.assumed_usd or 0),
+        is_unpriced=snapshot.unpriced,
         is_provisional=before.is_provisional,
     )
 
@@ -278,21 +279,6 @@ def _work(request: TargetRequest) -> TaskFields:
         "slot": request.slot,
         "provider": request.provider,
     }
-
-
-def _said_tokens(order: StepOrder) -> int | None:
-    """Return the tokens that a step says; one that says none counts by its weight there."""
-    said = order.step.estimate
-    return order.tokens or (None if said is None else said.tokens)
-
-
-def _shared_tokens(snapshot: TaskSnapshot, used: TaskUsageBody) -> int:
-    """Return the tokens that only stand for the weight of a task in its project's share.
-
-    Nobody has used these: a service counts them where neither the task nor its work says any.
-    """
-    is_said = snapshot.estimate is not None and snapshot.estimate.tokens is not None
-    return 0 if is_said else used.assumed_tokens or 0
 
 
 def _seconds(moment: datetime | None) -> float | None:

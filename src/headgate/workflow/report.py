@@ -76,6 +76,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     micro_usd: int = 0
     assumed_micro_usd: int = 0
+    unpriced: int = 0
+    """How many of them are done though nobody said what they cost."""
     error: str | None = None
     """The first error, if any run failed."""
 
@@ -116,13 +118,14 @@ class _StepTotals:
     """The sums of one step; `summary` is kept until something changes."""
 
     __slots__ = ("assumed_micro_usd", "attempts", "error", "first_start", "last_end", "micro_usd",
-                 "summary", "tokens")  # fmt: skip
+                 "summary", "tokens", "unpriced")  # fmt: skip
 
     def __init__(self) -> None:
         self.attempts = 0
         self.tokens = 0
         self.micro_usd = 0
         self.assumed_micro_usd = 0
+        self.unpriced = 0
         self.first_start: float | None = None
         self.last_end: float | None = None
         self.error: str | None = None
@@ -133,6 +136,7 @@ class _StepTotals:
         self.tokens += task.tokens
         self.micro_usd += task.micro_usd
         self.assumed_micro_usd += task.assumed_micro_usd
+        self.unpriced += task.is_unpriced
         self.first_start = _earliest(self.first_start, task.started_at)
         if task.completed_at is not None:
             self.last_end = max(self.last_end or 0.0, task.completed_at)
@@ -229,6 +233,7 @@ class RunTotals:
             micro_usd=tally.micro_usd + sum(task.micro_usd for task in live),
             assumed_micro_usd=tally.assumed_micro_usd
             + sum(task.assumed_micro_usd for task in live),
+            unpriced=tally.unpriced,
             error=tally.error,
         )
         tally.summary = None if live else summary

@@ -110,7 +110,7 @@ class Run:
         """Change fields of the record; they are on disk when this returns."""
         record = msgspec.structs.replace(self.record, **fields)
         with _kept_in(self.path):
-            _replace(self.path / RECORD, _written(record))
+            replace_file(self.path / RECORD, _written(record))
         self.record = record
 
     @contextmanager
@@ -258,7 +258,7 @@ def _made(runs: Path, record: RunRecord, text: bytes, workflow: Workflow) -> Run
 def _named(runs: Path, unfinished: Path, record: RunRecord) -> tuple[Path, RunRecord]:
     for _ in range(_TRIES):
         record = msgspec.structs.replace(record, id=new_run_id(record.created_at))
-        _replace(unfinished / RECORD, _written(record))
+        replace_file(unfinished / RECORD, _written(record))
         try:
             unfinished.rename(runs / record.id)
         except OSError as error:
@@ -314,7 +314,8 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file in one step: it has all of the new content, or all of the old."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     _write(fresh, content)

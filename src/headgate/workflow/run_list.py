@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headgate.errors import HeadgateError, InvalidSettingError, StoreError
-from headgate.workflow.backend import Money, StepTask, TaskState, keep_newest
+from headgate.workflow.backend import Amounts, Money, StepTask, TaskState, keep_newest
 from headgate.workflow.costs import limits_dollars
 from headgate.workflow.expansion import Expansion
 from headgate.workflow.progress import StepRunState, WorkflowProgress
@@ -55,19 +55,16 @@ _STATES = {
 class LiveTask:
     """A task that has not ended, what is held for it, and why it waits, if somebody asked.
 
-    `cancelled_as` is what it becomes when the cancel comes through that it was given up by.
+    `amounts` are None if another process has submitted it. `cancelled_as` is what it becomes when
+    the cancel comes through that it was given up by.
     """
 
-    __slots__ = ("cancelled_as", "has_amounts", "micro_usd", "since", "task", "tokens", "why")
+    __slots__ = ("amounts", "cancelled_as", "since", "task", "why")
 
-    def __init__(
-        self, task: StepTask, since: float, micro_usd: int | None = None, tokens: int | None = None
-    ) -> None:
+    def __init__(self, task: StepTask, since: float, amounts: Amounts | None = None) -> None:
         self.task = task
         self.since = since
-        self.has_amounts = micro_usd is not None
-        self.micro_usd = micro_usd or 0
-        self.tokens = tokens
+        self.amounts = amounts
         self.why = ""
         self.cancelled_as: StepRunState | None = None
 

@@ -115,12 +115,15 @@ class CommandSteps:
         self._folder = folder
         self._variables = variables
         self._children = Children(prices=prices, hidden=variables)
+        self._is_open = False
         environ = variables.environ
         self._passed_on = {name: environ[name] for name in PASSED_ON if name in environ}
 
     async def open(self) -> None:
-        """See whether children can be made to end with the run."""
-        await self._children.open()
+        """See whether children can be made to end with the run; asked for each step, seen once."""
+        if not self._is_open:
+            self._is_open = True
+            await self._children.open()
 
     async def close(self) -> None:
         """Do nothing: the children of different steps share nothing."""

@@ -23,7 +23,7 @@ from headgate.providers.http_headers import (
     SECRET_NAME,
     check_header_value,
 )
-from headgate.workflow.backend import StepOrder, StepTask
+from headgate.workflow.backend import Amounts, StepOrder, StepTask
 from headgate.workflow.conditions import holds
 from headgate.workflow.config import PATHS
 from headgate.workflow.costs import estimated
@@ -494,24 +494,31 @@ class NoOrder(msgspec.Struct, frozen=True, kw_only=True):
 class RefusedAmounts:
     """What budgets would not hold: an amount that is as large in every way is not asked for.
 
-    A refusal may be about dollars or about tokens; what is smaller in one of them may pass.
+    A refusal may be about dollars or about tokens; what is smaller in one of them may pass. What
+    nobody knows is the same for all runs of a step, and says nothing of another step.
     """
 
     def __init__(self) -> None:
-        self._smallest: list[tuple[int, int]] = []
+        self._smallest: dict[tuple[str, bool, bool], list[tuple[int, int]]] = {}
 
-    def add(self, micro_usd: int | None, tokens: int | None) -> None:
+    def add(self, step_id: str, amounts: Amounts) -> None:
         """Keep what was refused. Those that are too many are asked for again, which is safe."""
-        if micro_usd is None or tokens is None:
-            return
-        if not self.cover(micro_usd, tokens) and len(self._smallest) < MAX_REFUSALS:
-            self._smallest.append((micro_usd, tokens))
+        if not self.cover(step_id, amounts):
+            known = self._smallest.setdefault(_known_alike(step_id, amounts), [])
+            if len(known) < MAX_REFUSALS:
+                known.append((amounts[0] or 0, amounts[1] or 0))
 
-    def cover(self, micro_usd: int | None, tokens: int | None) -> bool:
-        """Tell whether an amount would be refused again; one that nobody knows is asked for."""
-        if micro_usd is None or tokens is None:
-            return False
-        return any(micro_usd >= dollars and tokens >= count for dollars, count in self._smallest)
+    def cover(self, step_id: str, amounts: Amounts) -> bool:
+        """Tell whether a run of a step would be refused again."""
+        micro_usd, tokens = amounts[0] or 0, amounts[1] or 0
+        refused = self._smallest.get(_known_alike(step_id, amounts), ())
+        return any(micro_usd >= dollars and tokens >= count for dollars, count in refused)
+
+
+def _known_alike(step_id: str, amounts: Amounts) -> tuple[str, bool, bool]:
+    """Return what amounts have in common that can be compared."""
+    has_usd, has_tokens = amounts[0] is not None, amounts[1] is not None
+    return "" if has_usd and has_tokens else step_id, has_usd, has_tokens
 
 
 class OrderMaker:
@@ -532,7 +539,7 @@ class OrderMaker:
         self._refusals = refusals
         self._progress = progress
         self._provisional: set[str] = set()
-        self._same: dict[str, tuple[int | None, int | None]] = {}
+        self._same: dict[str, Amounts] = {}
 
     def made(self, number: int, generation: int, values: Mapping[Any, Any]) -> StepOrder | NoOrder:
         """Return the order of a run, or how it ends without one."""
@@ -540,7 +547,7 @@ class OrderMaker:
         step = view.step
         if step.when is not None and not holds(step.when, view):
             return NoOrder(run_state=StepRunState.CONDITION_FALSE)
-        if step.id in self._same and self._refusals.cover(*self._same[step.id]):
+        if step.id in self._same and self._refusals.cover(step.id, self._same[step.id]):
             return NoOrder(run_state=StepRunState.OVER_BUDGET)
         try:
             return self._order(number, generation, step, view)
@@ -557,7 +564,7 @@ class OrderMaker:
             # Only what a model is asked makes a difference from run to run.
             if step.cost_micro_usd is not None or not isinstance(step.work, ModelWork):
                 self._same[step.id] = amounts
-        if self._refusals.cover(*amounts):
+        if self._refusals.cover(step.id, amounts):
             return NoOrder(run_state=StepRunState.OVER_BUDGET)
         return StepOrder(
             number=number,

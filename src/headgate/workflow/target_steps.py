@@ -16,13 +16,19 @@ from headgate.api.submission import SubmissionParser
 from headgate.config import Settings, rate_limits
 from headgate.config.loading import Origin, load
 from headgate.config.slot_keys import SlotKeys
-from headgate.core.rate_limits import RateLimit
+from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.snapshot import Standing
 from headgate.core.task import Draft
 from headgate.errors import InvalidSettingError, InvalidTaskError
 from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
-from headgate.executors.targets import PullTarget, free_failures, has_slot
+from headgate.executors.targets import (
+    PullTarget,
+    free_failures,
+    free_targets,
+    has_slot,
+    target_estimates,
+)
 from headgate.executors.templates import ObserveSlot
 from headgate.workflow.placeholders import EnvPlaceholder, Text
 from headgate.workflow.step_executors import OWN_PREFIX
@@ -52,10 +58,17 @@ class TargetSteps:
             return None
         return msgspec.structs.replace(self._settings, slots=self._slots)
 
-    @property
-    def rate_limits(self) -> tuple[RateLimit, ...]:
-        """How fast targets and slots may be used."""
-        return rate_limits(self._settings)
+    def applied_to(self, dispatch: DispatchSettings) -> DispatchSettings:
+        """Return how to decide, with what the settings say of targets, slots and estimates."""
+        scheduler, targets = self._settings.scheduler, self._settings.all_targets
+        return msgspec.structs.replace(
+            dispatch,
+            rate_limits=rate_limits(self._settings),
+            free_targets=free_targets(targets),
+            target_estimates=target_estimates(targets),
+            estimate_quantile=scheduler.estimate_quantile,
+            reserve=scheduler.reserve,
+        )
 
     @property
     def free_failures(self) -> frozenset[str]:
