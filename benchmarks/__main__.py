@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.options import PEERS_PYTHON, QUEUED, Options
 
 ALL = (
-    *("decide", "load_ranking", "inprocess", "ledger", "ledger_memory"),
+    *("decide", "load_ranking", "estimates", "inprocess", "ledger", "ledger_memory"),
     *("engine", "kept", "slots", "runs", "dashboard"),
 )
 
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="small, and judges nothing (engine, inprocess, runs, dashboard)",
+        help="small, and judges nothing (engine, estimates, inprocess, runs, dashboard)",
     )
     parser.add_argument("--queued", type=int, default=QUEUED, help="engine: tasks of a long queue")
     parser.add_argument(

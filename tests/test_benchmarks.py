@@ -61,6 +61,23 @@ def test_a_quick_benchmark_of_kept_tasks_prints_every_figure_for_both_stores() -
     assert "file afterwards, MiB" in done.stdout
 
 
+ESTIMATES = [
+    f"{runs} of {limit} means, {held}"
+    for runs, limit in ((100, "1,000"), (20, "3,000"))
+    for held in ("learned", "the mean", "the maximum")
+]
+
+
+def test_a_quick_benchmark_of_estimates_prints_how_budgets_end_for_each_policy() -> None:
+    command = [sys.executable, "-m", "benchmarks", "estimates", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in ESTIMATES:
+        assert re.search(rf"^  {re.escape(name)} +( +[\d.]+){{4}}$", done.stdout, re.MULTILINE), (
+            name
+        )
+
+
 PAGES = (
     *("overview", "tasks", "tasks by a rare label", "tasks by a text that none has"),
     *("a task that waits", "cancel all that wait?", "projects", "budgets", "slots"),
