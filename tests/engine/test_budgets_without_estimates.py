@@ -212,6 +212,18 @@ def test_what_a_probe_books(outcome: Outcome, spent: int, assumed: int, is_unpri
     assert progress.is_unpriced == is_unpriced
 
 
+def test_work_of_an_unknown_model_stays_a_probe_and_is_never_booked_at_nothing() -> None:
+    async def scenario(service: Service) -> tuple[list[TaskRecord], Balance]:
+        records = await ended_all(service, await submit_all(service, 8))
+        return records, await balance(service)
+
+    unknown = always(1.0, costs(None, 900_000, "unheard-of"))
+    records, booked = play(scenario, unknown, budgets=HALF_A_DOLLAR)
+    assert [record.micro_usd for record in records] == [50_000] * 8
+    assert all(record.progress.is_unpriced for record in records)
+    assert booked.spent_micro_usd == 400_000
+
+
 def test_a_lost_probe_books_what_it_held_as_assumed() -> None:
     async def scenario(service: Service) -> tuple[TaskRecord, Balance]:
         task_id = await submit(service)

@@ -1184,7 +1184,8 @@ class DispatchState:
         if tokens > attempt.rate_tokens:
             limits = self.rate_limits_on(task, attempt.slot, attempt.agent_id)
             self.rates.count_more(limits, tokens=tokens - attempt.rate_tokens, now=now)
-        sample = sample_of(progress, record.terms, is_done=is_done)
+        booked = record.micro_usd or 0
+        sample = sample_of(progress, record.terms, is_done=is_done, booked_micro_usd=booked)
         self.estimates.feed(kind_of(task, record.terms), sample)
         has_freed = (record.tokens or 0) < progress.reserved_tokens or (
             (record.micro_usd or 0) < progress.reserved_micro_usd

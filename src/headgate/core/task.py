@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headgate.core.budgets.ledger import Unit
 from headgate.core.enums import LenientEnum
 from headgate.core.estimates import Hold, Kind, Sample
 from headgate.errors import IllegalTransitionError
@@ -428,10 +429,14 @@ def kind_of(task: Task, terms: Terms) -> Kind:
     return Kind(task.project_id, task.target, terms.action)
 
 
-def sample_of(progress: Progress, terms: Terms, *, is_done: bool) -> Sample:
+def sample_of(progress: Progress, terms: Terms, *, is_done: bool, booked_micro_usd: int) -> Sample:
     """Return what the latest attempt of a task tells of its kind of work, once it has ended."""
     # A cost that the task came with says nothing of what the work costs.
     is_fixed = terms.cost_micro_usd is not None
+    probed = () if progress.hold is None else progress.hold.probed
+    if progress.is_unpriced and booked_micro_usd:
+        # It named a model without a price. So the work has a cost, and does not run for nothing.
+        probed = tuple([unit for unit in probed if unit is not Unit.MICRO_USD])
     return Sample(
         micro_usd=None if is_fixed else progress.reported_micro_usd,
         tokens=progress.reported_tokens,
@@ -439,7 +444,7 @@ def sample_of(progress: Progress, terms: Terms, *, is_done: bool) -> Sample:
         held_tokens=progress.reserved_tokens,
         is_priced=progress.is_priced,
         is_done=is_done,
-        probed=() if progress.hold is None else progress.hold.probed,
+        probed=probed,
     )
 
 

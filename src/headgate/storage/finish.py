@@ -118,7 +118,9 @@ def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage, *, is_done: bool) -
         is_priced=cost.is_priced,
         is_unpriced=is_unpriced,
     )
-    sample = sample_of(row.progress, row.spec.terms, is_done=is_done)
+    sample = sample_of(
+        row.progress, row.spec.terms, is_done=is_done, booked_micro_usd=booked.micro_usd
+    )
     if sample.says_something:
         work.learn(kind_of(row.spec.task, row.spec.terms), sample)
     return booked
