@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from random import Random
@@ -18,11 +18,11 @@ from typing import Any
 
 import msgspec
 
-from engine.simulated_work import SimulatedExecutor, by_chance
+from engine.simulated_work import SimulatedExecutor, Work, by_chance
 from engine.simulated_workers import SimulatedWorker
 from engine.witness import WatchedDatabase, Witness
 from headgate.core.admission import QueueLimits
-from headgate.core.budgets.ledger import Limit
+from headgate.core.budgets.ledger import Ledger, Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.gates import GateClosure
@@ -148,8 +148,9 @@ class SimulatedService:
     def __init__(self, loop: SimulatedLoop, plan: Plan) -> None:
         self.loop = loop
         self.plan = plan
-        self.settings = engine_settings(plan.policy)
-        self.witness = Witness(self.settings, loop.clock)
+        self.settings = self.new_settings()
+        self.witness = self.new_witness()
+        self.ledger: Ledger | None = None
         self.database = WatchedDatabase()
         self.database.look = self.witness.look
         self.engines: dict[str, Engine] = {}
@@ -164,6 +165,14 @@ class SimulatedService:
         self.standings: tuple[SlotStanding, ...] = ()
         self._read_quotas()
         self.workers = [self._worker(agent_id) for agent_id in WORKERS[: plan.workers]]
+
+    def new_settings(self) -> EngineSettings:
+        """Return what every node is configured with."""
+        return engine_settings(self.plan.policy)
+
+    def new_witness(self) -> Witness:
+        """Return who sees every commit."""
+        return Witness(self.settings, self.loop.clock)
 
     async def run(self) -> Report:
         """Play the plan, and return what came of it."""
@@ -226,7 +235,7 @@ class SimulatedService:
             self.loop,
             agent_id,
             self._any_engine,
-            self._executor,
+            partial(self.new_executor, "pull"),
             lost_rate=self.plan.lost_answer_rate,
             crashes=self.plan.crashes // 2,
         )
@@ -282,11 +291,13 @@ class SimulatedService:
             self.database,
             clock=self.loop.clock,
             is_shared=True,
+            keeps_ledger=self.ledger is None,
             faults=partial(self.fault, host.name),
             reply_seconds=self._reply_seconds if self.plan.slow_replies else None,
         )
-        executors = {target: self._executor() for target in ("", "t", "u")}
-        engine = Engine(store, executors, self.settings, draws=self.loop.random)
+        executors = {target: self.new_executor(target) for target in ("", "t", "u")}
+        draws = self.loop.random
+        engine = Engine(store, executors, self.settings, ledger=self.ledger, draws=draws)
         engine.dispatcher.set_slots(self.standings)
         while True:
             try:
@@ -303,8 +314,13 @@ class SimulatedService:
             return
         await asyncio.Event().wait()
 
-    def _executor(self) -> SimulatedExecutor:
-        chance = by_chance(self.loop.random, overruns=self.plan.overruns)
+    def work_of(self, _target: str) -> Work:
+        """Return what comes of the work of a target."""
+        return by_chance(self.loop.random, overruns=self.plan.overruns)
+
+    def new_executor(self, target: str) -> SimulatedExecutor:
+        """Return who does the work of a target, and counts how often."""
+        chance = self.work_of(target)
 
         def work(order: WorkOrder) -> tuple[float, Outcome]:
             self.executed[order.task_id, order.attempt] += 1
@@ -330,7 +346,7 @@ class SimulatedService:
         while (host := self._any_host()) is None:  # noqa: ASYNC110
             await asyncio.sleep(1.0)
         engine = self.engines[host.name]
-        task, terms = self._some_work(engine.now())
+        task, terms = self.some_work(engine.now())
         submission = Submission(action="work", labels={"client": str(number)})
 
         async def ask() -> None:
@@ -353,7 +369,8 @@ class SimulatedService:
         alive = [host for host in self.hosts if host.name in self.engines]
         return self.loop.random.choice(alive) if alive else None
 
-    def _some_work(self, now: float) -> tuple[Task, Terms]:
+    def some_work(self, now: float) -> tuple[Task, Terms]:
+        """Return a task that a client submits."""
         draws = self.loop.random
         known = sorted(self.acknowledged)
         parents = draws.sample(known[-4:], k=min(len(known), draws.choice([0] * 6 + [1, 2])))
@@ -378,7 +395,12 @@ class SimulatedService:
         return task, terms
 
     async def _wait_for_the_end(self) -> dict[str, int]:
-        store = MemoryTaskStore(self.database, clock=self.loop.clock, is_shared=True)
+        store = MemoryTaskStore(
+            self.database,
+            clock=self.loop.clock,
+            is_shared=True,
+            keeps_ledger=self.ledger is None,
+        )
         await store.open()
         last = self.loop.time() + LAST_SECONDS
         while True:
@@ -449,10 +471,12 @@ def seeded_names(seed: int) -> Iterator[None]:
         os.urandom = before
 
 
-def run_service(plan: Plan) -> Report:
+def run_service(
+    plan: Plan, new_service: Callable[[SimulatedLoop, Plan], SimulatedService] = SimulatedService
+) -> Report:
     """Play one plan, and return what came of it."""
     with seeded_names(plan.seed):
         simulation = simulate(
-            lambda loop: SimulatedService(loop, plan).run(), seed=plan.seed, max_steps=MAX_STEPS
+            lambda loop: new_service(loop, plan).run(), seed=plan.seed, max_steps=MAX_STEPS
         )
     return simulation.result

@@ -24,6 +24,7 @@ from headgate.api.schema.workers import (
 )
 from headgate.client.worker import ServiceConnection, Worker
 from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded, Usage
+from headgate.core.money import to_micro_usd
 from headgate.core.task_view import snapshot_of
 from headgate.engine.engine import Engine
 from headgate.engine.workers import Claim, Report
@@ -214,7 +215,9 @@ def _outcome(body: CompleteBody | FailBody) -> Outcome:
 
 
 def _usage(used: UsedBody | None) -> Usage:
-    return Usage() if used is None else Usage(tokens=used.tokens, micro_usd=0)
+    if used is None:
+        return Usage()
+    return Usage(tokens=used.tokens, micro_usd=None if used.usd is None else to_micro_usd(used.usd))
 
 
 def _away() -> ServiceUnavailableError:

@@ -8,8 +8,10 @@ from torture_runs import assert_no_broken_promise
 
 KILLS = 4
 CHECKS = (
-    ("service", "--backend", "sqlite"),
-    ("service", "--backend", "postgres"),
+    ("service", "--backend", "sqlite", "--estimates", "given"),
+    ("service", "--backend", "sqlite", "--estimates", "none"),
+    ("service", "--backend", "postgres", "--estimates", "given"),
+    ("service", "--backend", "redis", "--estimates", "none"),
     ("nodes", "--backend", "postgres"),
     ("webhooks", "--backend", "sqlite"),
 )
