@@ -27,6 +27,12 @@ def main() -> int:
     parser.add_argument("--reloads", type=int, default=1_000, help="reloads a backend")
     parser.add_argument("--slots", type=int, default=1_000, help="slots: how many")
     parser.add_argument("--days", type=int, default=7, help="slots: virtual days")
+    parser.add_argument(
+        "--estimates",
+        choices=("given", "none", "both"),
+        default="both",
+        help="service: whether its tasks bring an estimate",
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     broken = [

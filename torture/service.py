@@ -148,9 +148,12 @@ def new_sandbox(backend: str) -> Iterator[Sandbox]:
             yield Sandbox(Path(name), postgres.url)
 
 
-async def torture(sandbox: Sandbox, *, kills: int, seed: int) -> Findings:
+async def torture(
+    sandbox: Sandbox, *, kills: int, seed: int, brings_estimates: bool = True
+) -> Findings:
     """Kill a service under load, let it come to rest, and look at what it left."""
     findings, task_server = Findings(), TaskServer()
+    findings.memory.brings_estimates = brings_estimates
     source, started = random.Random(seed), time.monotonic()
     async with running_endpoint(task_server.answer) as endpoint:
         sandbox.write_settings(endpoint.url, rounds=kills // KILLS_PER_ROUND + 2)
@@ -260,19 +263,31 @@ def _tell(number: int, findings: Findings) -> None:
 
 def run(options: argparse.Namespace) -> bool:
     """Torture a service on each store, print what was found, and tell whether all is right."""
-    is_right = True
-    for backend in options.backend or BACKENDS:
-        if backend not in BACKENDS:
-            continue
-        print(f"\nservice on {backend}", flush=True)
-        with new_sandbox(backend) as sandbox:
-            found = asyncio.run(torture(sandbox, kills=options.kills, seed=options.seed))
-            is_kept = found.is_right(options.kills)
-            if not is_kept:
-                sandbox.keep_logs()
-        is_right &= is_kept
-        report(f"service on {backend}", found, is_kept=is_kept)
-    return is_right
+    backends = [name for name in options.backend or BACKENDS if name in BACKENDS]
+    estimates = ("given", "none") if options.estimates == "both" else (options.estimates,)
+    kept = [_tortured(name, options, estimates=each) for each in estimates for name in backends]
+    return all(kept)
+
+
+def _tortured(backend: str, options: argparse.Namespace, *, estimates: str) -> bool:
+    title = f"service on {backend}, estimates {estimates}"
+    print(f"\n{title}", flush=True)
+    with new_sandbox(backend) as sandbox:
+        found = asyncio.run(
+            torture(
+                sandbox,
+                kills=options.kills,
+                seed=options.seed,
+                brings_estimates=estimates == "given",
+            )
+        )
+        is_kept = found.is_right(options.kills)
+        # Without probes nothing would be shown of them.
+        is_kept &= estimates == "given" or found.remains.probes > 0
+        if not is_kept:
+            sandbox.keep_logs()
+    report(title, found, is_kept=is_kept)
+    return is_kept
 
 
 def report(title: str, found: Findings, *, is_kept: bool) -> None:
@@ -293,5 +308,7 @@ def report(title: str, found: Findings, *, is_kept: bool) -> None:
         print(f"  {promise:<27} {len(broken)}")
         for line in broken[:5]:
             print(f"    {line}")
+    if remains.probes:
+        print(f"  probes of an unknown price  {remains.probes:,}")
     print(f"  highest ratio of a limit    {remains.highest_ratio:.6f}")
     print(f"  exit code after the drain   {found.exit_code}")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from budgets.support import drift_of
-from headgate.core.budgets.ledger import Audit, Balance, JournalEntry, Ledger
+from headgate.core.budgets.ledger import EMPTY, Audit, Balance, JournalEntry, Ledger
 from headgate.core.budgets.reservations import Call
 from headgate.core.budgets.scopes import ROOT
 from headgate.core.task import TaskStatus
@@ -27,12 +27,16 @@ from headgate.storage.transaction import Transaction
 from headgate.storage.unit_of_work import ENDED, TaskRow, to_task_row
 from torture.ledger import Findings as LedgerFindings
 from torture.ledger import play_back
-from torture.service_load import End, Memory
+from torture.service_load import MODELS, End, Memory
 from torture.service_tasks import Execution
 
 _JOURNAL = (
     f"SELECT at, reservation_id, call, charges, {', '.join(AMOUNTS)} FROM ledger_journal"
     " ORDER BY seq"
+)
+_USED = (
+    "SELECT project_id, CAST(SUM(tokens) AS BIGINT), CAST(SUM(micro_usd) AS BIGINT)"
+    " FROM usage_rows GROUP BY project_id"
 )
 MOST_ENTRIES = 10_000_000
 _ENDS = (Call.COMMIT, Call.RELEASE, Call.EXPIRE)
@@ -55,6 +59,9 @@ class Remains:
     overlapping: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
     drift: list[str] = field(default_factory=list)
+    probes: int = 0
+    crowded: list[str] = field(default_factory=list)
+    unheld: list[str] = field(default_factory=list)
     highest_ratio: float = 0.0
 
     def is_right(self) -> bool:
@@ -74,6 +81,8 @@ class Remains:
             "under two leases": self.overlapping,
             "capacity leaked": self.leaked,
             "budget drift": self.drift,
+            "probes beside another": self.crowded,
+            "started at zero": self.unheld,
         }
 
 
@@ -135,6 +144,7 @@ def _look(
     _look_at_tasks(found, rows, memory)
     _look_at_executions(found, rows, Counter(executions))
     _look_at_journal(found, ledger)
+    _look_at_probes(found, rows, ledger.journal)
     _look_at_counts(found, transaction, rows)
     _look_at_balances(found, transaction, ledger.audit)
     played = LedgerFindings()
@@ -207,6 +217,33 @@ def _look_at_journal(found: Remains, ledger: LedgerState) -> None:
     found.leaked += [f"reservation {name} has no end" for name in reserved if not ends[name]]
 
 
+def _look_at_probes(
+    found: Remains, rows: dict[str, TaskRow], journal: Iterable[JournalEntry]
+) -> None:
+    """Have work whose price nobody knows run alone in its project, and hold something of a limit.
+
+    The dollars of a model without a price are never learned, so each of its attempts is a probe.
+    """
+    live: dict[str, set[str]] = {}
+    for entry in journal:
+        row = rows.get(entry.reservation_id.split(":")[0])
+        if row is None or row.spec.terms.estimate_micro_usd is not None:
+            continue
+        target = row.spec.task.target or ""
+        model, name = MODELS.get(target), entry.reservation_id
+        probes = live.setdefault(row.project_id, set())
+        if entry.call in _ENDS:
+            probes.discard(name)
+        elif entry.call is Call.RESERVE and model is not None:
+            if not entry.delta.reserved_micro_usd:
+                found.unheld.append(f"{name} of {target}")
+            if not model.startswith("torture-"):
+                found.probes += 1
+                probes.add(name)
+                if len(probes) > 1:
+                    found.crowded.append(f"{sorted(probes)} in {row.project_id}")
+
+
 def _look_at_counts(found: Remains, transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     lanes = transaction.read("SELECT agent_id, project_id, queued, inflight FROM lanes")
     found.leaked += [f"lane {row}" for row in lanes if row[2] or row[3]]
@@ -230,13 +267,13 @@ def _look_at_counts(found: Remains, transaction: Transaction, rows: dict[str, Ta
 
 def _look_at_balances(found: Remains, transaction: Transaction, audit: Audit) -> None:
     found.drift = [f"{key}: {pair}" for key, pair in drift_of(audit).items()]
-    spent: Counter[str] = Counter()
+    spent: dict[str, Balance] = {}
     for (scope, _), balance in audit.kept.items():
-        spent[scope] += balance.spent_tokens + balance.overrun_tokens
+        spent[scope] = spent.get(scope, EMPTY).add(balance)
         if balance.reserved_micro_usd or balance.reserved_tokens:
             found.leaked.append(f"{scope or 'root'} has {balance}")
-    sql = "SELECT project_id, CAST(SUM(tokens) AS BIGINT) FROM project_usage GROUP BY project_id"
-    for project_id, tokens in transaction.read(sql):
-        booked = spent[f"project:{project_id}"]
-        if booked != tokens:
-            found.drift.append(f"project {project_id} used {tokens} and is booked {booked}")
+    for project_id, tokens, micro_usd in transaction.read(_USED):
+        booked = spent.get(f"project:{project_id}", EMPTY)
+        if (booked.used_tokens, booked.used_micro_usd) != (tokens, micro_usd):
+            used = f"{tokens} tokens and {micro_usd}"
+            found.drift.append(f"project {project_id} used {used} and is booked {booked}")

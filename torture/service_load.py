@@ -29,6 +29,10 @@ PAUSE_SECONDS = 0.03
 AGENTS = 5
 PROJECTS = ("default", "research", "evals")
 TARGETS = ("endpoint", "function")
+MODELS = {"endpoint": "torture-1", "other": "unheard-of", "function": None}
+"""The targets of tasks that bring no estimate: one is priced, one names a model that has no price,
+and one says nothing of what it used."""
+
 WORKFLOWS = 3
 MOST_TOKENS = 60
 BATCH = 8
@@ -59,6 +63,14 @@ default = true
 kind = "callable"
 entry_point = "torture.service_tasks:run"
 
+[targets.other]
+kind = "http"
+url = "{url}/other"
+
+[prices."torture-*"]
+input = 1.0
+output = 1.0
+
 [projects.research]
 credit_weight = 2.0
 max_concurrent_agents = 10
@@ -82,6 +94,7 @@ class Memory:
     """What the service has told its clients, and what they are to ask for now."""
 
     round: int = 0
+    brings_estimates: bool = True
     longest_seconds: float = 0.5
     long_ratio: float = 0.25
     acknowledged: set[str] = field(default_factory=set)
@@ -184,11 +197,16 @@ class Caller:
             "action": "work",
             "target": source.choice(TARGETS),
             "params": {"seconds": self._seconds(), "tokens": tokens},
-            "estimate": {"tokens": tokens, "usd": f"0.{tokens:06}"},
             "scopes": [f"{session_of(self._memory.round)}/workflow:w{source.randrange(WORKFLOWS)}"],
             "maxAttempts": source.randint(1, 3),
             "onExhausted": source.choice(("wait", "reject")),
         }
+        if self._memory.brings_estimates:
+            task["estimate"] = {"tokens": tokens, "usd": f"0.{tokens:06}"}
+        else:
+            target = source.choice(tuple(MODELS))
+            params = {"seconds": self._seconds(), "tokens": tokens, "model": MODELS[target]}
+            task |= {"target": target, "params": params}
         if source.random() < 0.1:
             seconds = source.uniform(0.1, 1.5)
             task["deadline"] = (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()

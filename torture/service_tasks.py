@@ -30,6 +30,8 @@ class Work(NamedTuple):
     seconds: float
     fails: bool
     tokens: int
+    model: str | None = ""
+    """Which model it names; None says nothing of usage at all."""
 
 
 def work_of(execution: Execution, params: Mapping[str, Any]) -> Work:
@@ -41,13 +43,16 @@ def work_of(execution: Execution, params: Mapping[str, Any]) -> Work:
         seconds=source.uniform(0.0, float(params["seconds"])),
         fails=source.random() < FAIL_RATIO,
         tokens=source.randint(0, most),
+        model=params.get("model", ""),
     )
 
 
 def result_of(execution: Execution, work: Work) -> dict[str, object]:
     """Write a result that tells which attempt made it."""
-    usage = {"prompt_tokens": 0, "completion_tokens": work.tokens}
-    return {"attempt": execution.attempt, "usage": usage}
+    result: dict[str, object] = {"attempt": execution.attempt}
+    if work.model is not None:
+        result["usage"] = {"prompt_tokens": 0, "completion_tokens": work.tokens}
+    return result | ({"model": work.model} if work.model else {})
 
 
 async def run(order: Mapping[str, Any]) -> object:
