@@ -229,7 +229,7 @@ class BudgetExceededError(LimitReachedError):
         details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
         advice = _advice(resets_at, may_clear=may_clear)
         text = f"{line} ({details}, {_exact(requested, unit)} requested); {advice}"
-        super().__init__(f"{first_of_kind(live)} ({details})" if kind else text)
+        super().__init__(f"{first_of_kind(live, unit)} ({details})" if kind else text)
         self.scope = scope
         self.unit = unit
         self.limit = limit
@@ -243,10 +243,11 @@ class BudgetExceededError(LimitReachedError):
         self.live = live
 
 
-def first_of_kind(live: int) -> str:
+def first_of_kind(live: int, unit: str) -> str:
     """Say why work waits that is the first of its kind, or one of the first."""
     which = "first of its kind" if live == 1 else f"{live} of the first of its kind are in flight"
-    return f"{which}; set `estimate_usd` on the target to run them in parallel"
+    key = "estimate_usd" if unit == "micro_usd" else "estimate_tokens"
+    return f"{which}; set `{key}` on the target to run them in parallel"
 
 
 def _rounded(amount: int, unit: str) -> str:

@@ -123,6 +123,8 @@ def test_every_attempt_was_charged_to_the_root(scopes: tuple[str, ...]) -> None:
         (refused(spent=60, reserved=40, resets_at=1_001), 1_001.0),
         (refused(reserved=100), 1_000.0 + ASK_AGAIN_SECONDS),
         (refused(spent=100, may_clear=False), None),
+        # the others of a kind may have ended before anybody heard of the refusal
+        (msgspec.structs.replace(refused(), kind="a/b/", live=1), 1_000.0 + ASK_AGAIN_SECONDS),
     ],
 )
 def test_a_scope_is_asked_again_when_it_resets_or_soon_while_somebody_holds_its_money(
@@ -220,7 +222,7 @@ def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
     assert last is not None
     assert last.part == kind
     assert last.why == (
-        "first of its kind; set `estimate_usd` on the target to run them in parallel"
+        "first of its kind; set `estimate_tokens` on the target to run them in parallel"
     )
     elsewhere = msgspec.structs.replace(first, target="other")
     assert parking.wake(elsewhere, has_freed=True) == []

@@ -205,6 +205,24 @@ def test_the_kind_fed_longest_ago_goes_first() -> None:
     assert estimates.get(Kind("alpha", "a")) is not None
 
 
+def test_a_strange_action_runs_alone_until_many_actions_are_known() -> None:
+    estimates = learned_from(*[100] * 50)
+    estimates.feed(Kind("alpha", "agent", "dear"), Sample(micro_usd=700, is_done=True))
+    strange = estimates.hold(Kind("alpha", "agent", "strange"), micro_usd=None, tokens=None)
+    assert (strange.micro_usd.amount, strange.micro_usd.at_once) == (742, 1)
+    for number in range(FEW_SAMPLES):
+        one = Kind("alpha", "agent", f"action-{number}")
+        estimates.feed(one, Sample(micro_usd=100, is_done=True))
+    plain = estimates.hold(Kind("alpha", "agent", "strange"), micro_usd=None, tokens=None)
+    assert plain.micro_usd.at_once == 0
+    assert plain.micro_usd.amount < 150
+
+
+def test_the_largest_fades_with_the_others() -> None:
+    sketch = sketch_of(10**9, *[100] * 20_000)
+    assert sketch.largest < 200
+
+
 def test_what_is_kept_is_read_back() -> None:
     estimates = learned_from(100, 200, 300)
     kept = estimates.get(KIND)

@@ -224,6 +224,33 @@ def test_work_of_an_unknown_model_stays_a_probe_and_is_never_booked_at_nothing()
     assert booked.spent_micro_usd == 400_000
 
 
+def test_an_action_that_nobody_has_seen_is_not_free_because_others_are_silent() -> None:
+    async def scenario(service: Service) -> tuple[list[TaskRecord], int]:
+        await ended_all(service, await submit_all(service, 5, action="ping"))
+        service.executor.work = always(1.0, costs(COST))
+        service.executor.most_running = 0
+        records = await ended_all(service, await submit_all(service, 10, action="analyze"))
+        return records, most_at_once(service)
+
+    records, at_once = play(scenario, always(1.0, Succeeded()), budgets=HALF_A_DOLLAR)
+    assert sum(record.task.status is TaskStatus.DONE for record in records) == 1
+    assert at_once == 1
+
+
+def test_a_dear_action_is_not_held_at_what_cheap_ones_have_cost() -> None:
+    async def scenario(service: Service) -> tuple[list[TaskRecord], int]:
+        await ended_all(service, await submit_all(service, 30, action="prepare"))
+        service.executor.work = always(1.0, costs(COST))
+        service.executor.most_running = 0
+        records = await ended_all(service, await submit_all(service, 10, action="analyze"))
+        return records, most_at_once(service)
+
+    limit = {SESSION: Limit(limit_micro_usd=MicroUsd(5_000_000))}
+    records, at_once = play(scenario, always(1.0, costs(1_000)), budgets=limit)
+    assert at_once == 1
+    assert sum(record.progress.used_micro_usd for record in records) <= 5_000_000
+
+
 def test_a_lost_probe_books_what_it_held_as_assumed() -> None:
     async def scenario(service: Service) -> tuple[TaskRecord, Balance]:
         task_id = await submit(service)

@@ -182,8 +182,8 @@ def _usage(api: Api, used: UsedBody | None) -> Usage:
     except InvalidAmountError as error:
         field = "usage.usd" if error.field == "amount_usd" else "usage.tokens"
         raise InvalidFieldError(field, error.problem) from None
-    is_priced = found.is_priced and used.usd is None
-    return Usage(tokens=tokens, micro_usd=micro_usd, model=used.model, is_priced=is_priced)
+    # What a worker says is its own word, also where the price list makes dollars of it.
+    return Usage(tokens=tokens, micro_usd=micro_usd, model=used.model)
 
 
 ROUTES = (

@@ -361,6 +361,7 @@ local function hold_in(limit, used, reserved, rule, asked, most_seen)
     return min(ceil(limit / PROBE_SHARE), left, MOST_HELD)
   end
   if asked > limit then
+    if most_seen <= limit then least = max(least, most_seen) end
     return reserved == 0 and left >= least and left or nil
   end
   local guard = min(most_seen, ceil(limit / GUARD_SHARE))

@@ -291,7 +291,7 @@ async def reserved(
             raise
 
     if may_wait(tracker, on_exhausted, max_wait_seconds):
-        queue, kind = budget_queue(tracker), "" if hold is None else hold().kind
+        queue, kind = budget_queue(tracker), "" if hold is None else hold().waiting_kind
         token, held_by = await queue.reserve(
             scopes, ask, kind=kind, max_wait_seconds=max_wait_seconds
         )

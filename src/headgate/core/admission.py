@@ -71,11 +71,11 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
     `max_per_project` is the bound of the project at that moment.
     """
 
-    limit: QueueLimit
     message: str
     queued: int
     max_queue: int | None
     max_per_agent: int | None
+    limit: QueueLimit = QueueLimit.GLOBAL
     max_per_project: int | None = None
     queue_share: float = 8
     project_id: str | None = None

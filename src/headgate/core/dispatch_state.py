@@ -854,7 +854,8 @@ def _reached(scopes: Iterable[str]) -> set[str]:
 def ask_again_at(refused: Refused, now: float) -> float | None:
     """Return when a scope that refused is asked again by itself; None is never."""
     times = [] if refused.resets_at is None else [float(refused.resets_at)]
-    if refused.reserved:
+    # The others of a kind may have ended before this refusal was heard of.
+    if refused.reserved or refused.kind:
         times.append(now + ASK_AGAIN_SECONDS)
     return min(times, default=None)
 
@@ -862,7 +863,9 @@ def ask_again_at(refused: Refused, now: float) -> float | None:
 def closure_of(part: GatePart, refused: Refused) -> GateClosure:
     """Return the closed gate of a scope without room, or of a kind that is to wait."""
     if refused.kind:
-        return GateClosure(kind="kind", name=part.name, why=first_of_kind(refused.live))
+        return GateClosure(
+            kind="kind", name=part.name, why=first_of_kind(refused.live, refused.unit.value)
+        )
     used = refused.spent + refused.reserved + refused.overrun
     unit = refused.unit.value
     most, asked = amount_of(refused.limit, unit), amount_of(refused.requested, unit)

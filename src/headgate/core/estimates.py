@@ -125,9 +125,11 @@ class Sketch(msgspec.Struct, kw_only=True, omit_defaults=True):
         self.silent = 0
         self.largest = max(self.largest, amount)
         self.weights[bucket] = self.weights.get(bucket, 0) + added
-        if sum(self.weights.values()) > _MOST_WEIGHT:
+        # Adding up all weights costs more than the rest, and nothing depends on a few more.
+        if self.count % 16 == 0 and sum(self.weights.values()) > _MOST_WEIGHT:
             halved = {at: weight // 2 for at, weight in self.weights.items()}
             self.weights = {at: weight for at, weight in halved.items() if weight}
+            self.largest = min(self.largest, _upper_edge(max(self.weights)))
 
     def miss(self) -> None:
         """Note a success that came without a number."""
@@ -190,26 +192,31 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     is_done: bool = False
     probed: tuple[Unit, ...] = ()
 
-    def feed(self, learned: Learned) -> None:
-        """Add to what is known of a kind."""
+    def feed(self, learned: Learned, *, is_own: bool) -> None:
+        """Add to what is known of a kind; that it says nothing is known of its own kind alone."""
         units = (
             (Unit.MICRO_USD, self.micro_usd, self.held_micro_usd),
             (Unit.TOKENS, self.tokens, self.held_tokens),
         )
         for unit, used, held in units:
             sketch = learned.sketch(unit)
-            if used is None:
-                if self.is_done and unit in self.probed:
-                    sketch.miss()
-            # Nothing used, by work that failed, says nothing of what a success costs.
-            elif used or self.is_done:
-                sketch.add(used, is_overrun=0 < held < used)
+            if self._tells(used):
+                sketch.add(used or 0, is_overrun=0 < held < (used or 0))
+            elif is_own and self._is_missing(unit, used):
+                sketch.miss()
+
+    def _tells(self, used: int | None) -> bool:
+        # Nothing used, by work that failed, says nothing of what a success costs.
+        return used is not None and bool(used or self.is_done)
+
+    def _is_missing(self, unit: Unit, used: int | None) -> bool:
+        return used is None and self.is_done and unit in self.probed
 
     @property
     def says_something(self) -> bool:
         """Whether there is anything to learn from it."""
-        is_known = self.micro_usd is not None or self.tokens is not None
-        return is_known or (self.is_done and bool(self.probed))
+        units = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
+        return any(self._tells(used) or self._is_missing(unit, used) for unit, used in units)
 
     def kinds(self, kind: Kind) -> list[Kind]:
         """Return the kinds that learn from it; only priced costs are shared between projects."""
@@ -297,6 +304,11 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
+    def waiting_kind(self) -> str:
+        """The kind that it may have to wait for; none where both amounts are fixed."""
+        return "" if self.flexible is None else self.kind
+
+    @property
     def is_worth_keeping(self) -> bool:
         """Whether it says more than that the amounts were given."""
         plain = (Basis.GIVEN, Basis.FREE)
@@ -339,8 +351,11 @@ class Estimates:
         """Begin with what was kept, the kinds that were fed longest ago first."""
         self._most = most
         self._known: dict[str, dict[Kind, Learned]] = {}
+        self._actions: dict[tuple[str, str], int] = {}
+        self._found: dict[Kind, dict[tuple[object, ...], Estimate]] = {}
         for kind, learned in rows:
             self._known.setdefault(kind.project_id, {})[kind] = learned
+            self._actions[kind[:2]] = self._actions.get(kind[:2], 0) + bool(kind.action)
 
     def get(self, kind: Kind) -> Learned | None:
         """Return what is known of exactly this kind."""
@@ -356,21 +371,23 @@ class Estimates:
             if learned is None:
                 learned = Learned()
                 while len(known) >= self._most:
-                    del known[next(iter(known))]
+                    self._forget(known, next(iter(known)))
+                self._actions[one[:2]] = self._actions.get(one[:2], 0) + bool(one.action)
             # The last one in is the one that was fed last.
             known[one] = learned
-            sample.feed(learned)
+            self._found.pop(one, None)
+            sample.feed(learned, is_own=one == kind)
 
     def silent_kinds(self) -> list[SilentKind]:
-        """Return the targets whose work succeeds without saying what it used."""
-        return [
-            SilentKind(kind, unit)
+        """Return the targets whose work succeeds without saying what it used, each once."""
+        found = [
+            SilentKind(Kind(kind.project_id, kind.name), unit)
             for known in self._known.values()
             for kind, learned in known.items()
-            if not kind.action
             for unit in Unit
             if learned.sketch(unit).is_silent
         ]
+        return list(dict.fromkeys(found))
 
     def hold(
         self,
@@ -392,28 +409,50 @@ class Estimates:
             self._unknown(kind, unit, default, quantile, reserve) if said is None else said
             for unit, said, default in units
         ]
-        coarse = Kind(kind.project_id, kind.name)
-        return Hold(micro_usd=found[0], tokens=found[1], kind=coarse.text)
+        is_probe = any(one.basis is Basis.PROBE for one in found)
+        counted = Kind(kind.project_id, kind.name) if is_probe else kind
+        return Hold(micro_usd=found[0], tokens=found[1], kind=counted.text)
 
     def _unknown(
         self, kind: Kind, unit: Unit, default: Estimate | None, quantile: float, reserve: Reserve
     ) -> Estimate:
         """Return the estimate of a unit for which nobody gave one."""
-        sketch = self._closest(kind, unit)
-        if sketch is not None:
-            return _learned(sketch, unit, quantile, reserve)
-        if default is not None:
-            return default
-        coarse = self.get(Kind(kind.project_id, kind.name))
-        is_silent = coarse is not None and coarse.sketch(unit).is_silent
-        return SILENT if is_silent else PROBE
-
-    def _closest(self, kind: Kind, unit: Unit) -> Sketch | None:
         for level in kind.levels():
             learned = self.get(level)
             if learned is not None and learned.sketch(unit).count:
-                return learned.sketch(unit)
-        return None
+                return self._from(level, kind, learned.sketch(unit), unit, quantile, reserve)
+        if default is not None:
+            return default
+        own = self.get(kind)
+        return SILENT if own is not None and own.sketch(unit).is_silent else PROBE
+
+    def _from(
+        self, level: Kind, kind: Kind, sketch: Sketch, unit: Unit, quantile: float, reserve: Reserve
+    ) -> Estimate:
+        """Return the estimate from what is known of a kind, or of a coarser one.
+
+        Others of its target say little of an action that nobody has seen. So it holds the most that
+        any of them has cost, and the first of it runs alone; unless they were so many different
+        ones that a further one is like them.
+        """
+        is_strange = level != kind and self._actions.get(kind[:2], 0) < FEW_SAMPLES
+        known = self._found.setdefault(level, {})
+        key = (unit, quantile, reserve, is_strange)
+        estimate = known.get(key)
+        if estimate is None:
+            care = Reserve.STRICT if is_strange else reserve
+            estimate = _learned(sketch, unit, quantile, care)
+            if is_strange:
+                estimate = msgspec.structs.replace(estimate, at_once=1)
+            known[key] = estimate
+        return estimate
+
+    def _forget(self, known: dict[Kind, Learned], kind: Kind) -> None:
+        del known[kind]
+        self._found.pop(kind, None)
+        self._actions[kind[:2]] -= bool(kind.action)
+        if not self._actions[kind[:2]]:
+            del self._actions[kind[:2]]
 
 
 def _learned(sketch: Sketch, unit: Unit, quantile: float, reserve: Reserve) -> Estimate:

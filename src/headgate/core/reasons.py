@@ -278,13 +278,15 @@ class FirstOfKind(Reason, frozen=True, kw_only=True, tag="first_of_kind"):
     """Nobody knows what this kind of work costs, so the first of it must end before others."""
 
     lasts = Lasting.OTHERS_MAKE_ROOM
+    project_id: str
     target: str
     in_flight: int
+    unit: str = "micro_usd"
 
     @property
     def message(self) -> str:
         """One line for a person."""
-        return first_of_kind(self.in_flight)
+        return first_of_kind(self.in_flight, self.unit)
 
 
 class NoWorker(Reason, frozen=True, kw_only=True, tag="no_worker"):

@@ -13,9 +13,10 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace as replaced
 
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope, is_within
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
-from headgate.core.gates import GatePart, gate_key, gate_parts
+from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -117,7 +118,7 @@ def _own_reasons(dispatch_state: DispatchState, task_id: str, waiting: Waiting) 
         found.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
     refused = dispatch_state.parking.refusal_of(task_id)
     if refused is not None and refused.kind:
-        found.append(FirstOfKind(target=waiting.task.target or "", in_flight=refused.live))
+        found.append(_first_of_kind(kind_part(waiting.task), refused))
     elif refused is not None:
         used = refused.spent + refused.reserved + refused.overrun
         found.append(
@@ -231,9 +232,8 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
     """Return a reason with all that is known of it; what two things close is two reasons."""
     match reason:
         case GateClosed(kind="kind", name=name):
-            refused = dispatch_state.parking.refusals.get(GatePart("kind", name))
-            live = 1 if refused is None else refused.live
-            return [FirstOfKind(target=name.partition("/")[2], in_flight=live)]
+            part = GatePart("kind", name)
+            return [_first_of_kind(part, dispatch_state.parking.refusals.get(part))]
         case InflightCapReached():
             return _capacity_reasons(dispatch_state, is_pull=is_pull)
         case ProjectConcurrencyReached(project_id=project_id, limit=limit):
@@ -255,6 +255,13 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
             ]
         case _:
             return [reason]
+
+
+def _first_of_kind(part: GatePart, refused: Refused | None) -> FirstOfKind:
+    project_id, _, target = part.name.partition("/")
+    live = 1 if refused is None else refused.live
+    unit = Unit.MICRO_USD if refused is None else refused.unit
+    return FirstOfKind(project_id=project_id, target=target, in_flight=live, unit=unit.value)
 
 
 def _slot_reason(dispatch_state: DispatchState, reason: GateClosed) -> GateClosed:
@@ -325,7 +332,10 @@ def _holder_test(reason: Reason) -> IsHolder | None:
                 is_worker(attempt.node_id) and reason.agent_id in ("", attempt.agent_id)
             )
         case FirstOfKind():
-            return lambda attempt: (attempt.task.target or "") == reason.target
+            return lambda attempt: (
+                attempt.task.project_id == reason.project_id
+                and (attempt.task.target or "") == reason.target
+            )
         case GateClosed(kind="scope", name=scope) | BudgetShort(scope=scope):
             return lambda attempt: _is_charged(attempt, scope)
         case _:

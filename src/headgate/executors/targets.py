@@ -162,8 +162,10 @@ def _is_free(target: Target) -> bool:
 
 
 def is_free_program(program: str) -> bool:
-    """Tell whether a program costs nothing by definition."""
-    return PurePosixPath(program).name in FREE_PROGRAMS
+    """Tell whether a program costs nothing by definition: the system's own, not one beside us."""
+    path = PurePosixPath(program)
+    is_system = str(path.parent) in {".", "/bin", "/usr/bin"} and not program.startswith("./")
+    return is_system and path.name in FREE_PROGRAMS
 
 
 def target_estimates(targets: Mapping[str, Target]) -> dict[str, TargetEstimate]:

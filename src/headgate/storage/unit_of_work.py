@@ -848,7 +848,7 @@ def learned_rows(
         _forget_kinds(transaction, project_id, sum(one.project_id == project_id for one in new))
     for kind, sample in samples:
         for one in sample.kinds(kind):
-            sample.feed(known.setdefault(one, Learned()))
+            sample.feed(known.setdefault(one, Learned()), is_own=one == kind)
     return [(*kind, now, _text(known[kind])) for kind in fed]
 
 

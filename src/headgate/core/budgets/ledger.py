@@ -323,7 +323,9 @@ def _hold_in(
             return _refused(account, now, unit=unit, limit=limit, requested=least)
         return min(-(-limit // PROBE_SHARE), left, MAX_RESERVATION_MICRO_USD)
     if asked > limit:
-        # It would never fit. So it may have all that is left, alone.
+        # It would never fit. So it may have all that is left, alone, if one like it ever fitted.
+        if flexible.most(unit) <= limit:
+            least = max(least, flexible.most(unit))
         if reserved or left < least:
             return _refused(account, now, unit=unit, limit=limit, requested=asked, least=least)
         return left

@@ -185,7 +185,7 @@ class GovernedCall:
         scope, *also = self._scopes
         scopes = scopes_of(scope, also)
         await governor.check_price(tracker, scopes, estimate)
-        kind = "" if estimate.hold is None else estimate.hold().kind
+        kind = "" if estimate.hold is None else estimate.hold().waiting_kind
 
         async def ask() -> None:
             await self._take_permit(ends)
