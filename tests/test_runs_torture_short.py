@@ -8,7 +8,7 @@ from torture_runs import assert_no_broken_promise
 
 KILLS = 20
 """A quarter of these is done here."""
-BACKENDS = ("local", "redis")
+BACKENDS = ("local", "redis", "local-unknown")
 
 
 @pytest.mark.timeout(200)

@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument(
         "--backend",
         action="append",
-        help="sqlite, redis or postgres, of runs local or server; several",
+        help="sqlite, redis or postgres, of runs local, server or local-unknown; several",
     )
     parser.add_argument("--kills", type=int, default=200, help="processes to kill a backend")
     parser.add_argument("--seconds", type=float, default=0.0, help="shortest time a backend")

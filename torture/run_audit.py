@@ -41,6 +41,7 @@ class Remains:
     misbooked: list[str] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
     drift: list[str] = field(default_factory=list)
+    over_limit: list[str] = field(default_factory=list)
     strange_ends: list[str] = field(default_factory=list)
 
     def broken(self) -> dict[str, list[str]]:
@@ -56,6 +57,7 @@ class Remains:
             "booked wrongly": self.misbooked,
             "money still held": self.leaked,
             "budget drift": self.drift,
+            "limit exceeded": self.over_limit,
             "strange ends": self.strange_ends,
         }
 
@@ -103,7 +105,7 @@ class RunAudit:
 
     A process that is ended interrupts each step once at most, and at most as many as it has
     `permits`; so nothing else may be assumed to have cost money. `tasks` reads the tasks as they
-    stand.
+    stand. Without `costs` nobody has said what the steps cost.
     """
 
     def __init__(
@@ -149,6 +151,8 @@ class RunAudit:
         """
         self._look_at_done(found)
         tasks = self._tasks()
+        if not self._costs:
+            return self._look_at_unknown(found, tasks)
         marks = marks_in(self._marks)
         done = Counter(number for number, row in tasks if row.status is TaskStatus.DONE)
         assumed: Counter[int] = Counter()
@@ -171,6 +175,22 @@ class RunAudit:
         if used != expected:
             found.misbooked.append(f"{self._run_id} used {used} and not {expected}")
         return used, assumed.total()
+
+    def _look_at_unknown(self, found: Remains, tasks: list[StepRow]) -> tuple[int, int]:
+        """Look at steps whose cost nobody knew: each time that one has run is booked somehow."""
+        marks = marks_in(self._marks)
+        done = Counter(number for number, row in tasks if row.status is TaskStatus.DONE)
+        assumed: Counter[int] = Counter()
+        for number, row in tasks:
+            assumed[number] += row.progress.assumed_micro_usd
+            if row.status is TaskStatus.DONE and not row.progress.reported_micro_usd:
+                found.misbooked.append(f"{row.id} is done without its cost")
+        for number, name in enumerate(self._names):
+            if done[number] > 1:
+                found.done_twice.append(f"{name} is done {done[number]} times")
+            if marks[name] > done[number] and not assumed[number]:
+                found.unassumed.append(f"{name} has run {marks[name]} times, nothing is assumed")
+        return sum(row.progress.used_micro_usd for _, row in tasks), assumed.total()
 
     def _look_at_assumed(self, found: Remains, assumed: Counter[int], *, ended: int) -> None:
         times = {number: amount / self._costs[number] for number, amount in assumed.items()}
@@ -216,8 +236,13 @@ def when_leases_have_ended() -> float:
     return time.time() + LEASES_SECONDS
 
 
-def look_at_ledger(found: Remains, audit: Audit, scope: str, used_micro_usd: int) -> None:
-    """Compare the ledger with what the tasks of all runs in a scope have used."""
+def look_at_ledger(
+    found: Remains, audit: Audit, scope: str, used_micro_usd: int, *, limit_micro_usd: int
+) -> Balance:
+    """Compare the ledger with its limit, and with what the tasks of all runs in a scope have used.
+
+    What an attempt has cost above what it held is overrun; nothing else may be above the limit.
+    """
     found.drift += [f"{key}: {pair}" for key, pair in drift_of(audit).items()]
     total = Balance()
     for (name, _), balance in audit.kept.items():
@@ -228,3 +253,6 @@ def look_at_ledger(found: Remains, audit: Audit, scope: str, used_micro_usd: int
     booked = total.spent_micro_usd + total.overrun_micro_usd
     if booked != used_micro_usd:
         found.misbooked.append(f"{scope} is booked {booked} and its tasks used {used_micro_usd}")
+    if total.spent_micro_usd > limit_micro_usd:
+        found.over_limit.append(f"{scope} has spent {total.spent_micro_usd} of {limit_micro_usd}")
+    return total

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from headgate.core.estimates import MAX_KINDS, Learned
+from headgate.core.estimates import MAX_KINDS, Kind, Learned
 from headgate.errors import WorkflowError
-from headgate.storage.unit_of_work import KeptKind
+from headgate.storage.usage import KnownKind
 from headgate.workflow.costs import (
     ESTIMATES_FILE,
     MAX_KEPT_KINDS,
     check_prices,
+    earlier_kinds,
     estimated,
-    known_kinds,
     limits_dollars,
     write_kinds,
 )
@@ -125,36 +125,36 @@ def test_a_model_that_was_filled_in_and_has_no_price_fails_that_run_only() -> No
         estimate(workflow, "unheard-of")
 
 
-def kept(name: str, fed_at: float, *, workflow: str = "flow", cost: int = 5) -> KeptKind:
+def kept(name: str, fed_at: float, *, workflow: str = "flow", cost: int = 5) -> KnownKind:
     known = Learned()
     known.micro_usd.add(cost)
-    return KeptKind(project_id=workflow, name=name, fed_at=fed_at, learned=known)
+    return KnownKind(kind=Kind(workflow, name), fed_at=fed_at, learned=known)
 
 
-def names(kinds: list[KeptKind]) -> list[str]:
-    return [one.name for one in kinds]
+def names(kinds: list[KnownKind]) -> list[str]:
+    return [one.kind.name for one in kinds]
 
 
 def test_what_a_workflow_has_learned_is_known_to_its_next_run_and_to_no_other(
     tmp_path: Path,
 ) -> None:
-    assert known_kinds(tmp_path, "flow") == []
+    assert earlier_kinds(tmp_path, "flow") == []
     write_kinds(tmp_path, [kept("a", 1.0), kept("b", 2.0)])
     write_kinds(tmp_path, [kept("c", 3.0, workflow="other")])
-    assert known_kinds(tmp_path, "flow") == [kept("a", 1.0), kept("b", 2.0)]
-    assert names(known_kinds(tmp_path, "other")) == ["c"]
+    assert earlier_kinds(tmp_path, "flow") == [kept("a", 1.0), kept("b", 2.0)]
+    assert names(earlier_kinds(tmp_path, "other")) == ["c"]
     assert (tmp_path / ESTIMATES_FILE).stat().st_mode & 0o077 == 0
 
 
 def test_of_each_kind_what_was_fed_last_is_kept(tmp_path: Path) -> None:
     write_kinds(tmp_path, [kept("a", 5.0, cost=50), kept("b", 1.0, cost=10)])
     write_kinds(tmp_path, [kept("a", 4.0, cost=40), kept("b", 2.0, cost=20)])
-    assert known_kinds(tmp_path, "flow") == [kept("b", 2.0, cost=20), kept("a", 5.0, cost=50)]
+    assert earlier_kinds(tmp_path, "flow") == [kept("b", 2.0, cost=20), kept("a", 5.0, cost=50)]
 
 
 BROKEN = {
     "no JSON": b"{",
-    "another shape": b'{"kinds": [{"name": 1}]}',
+    "another shape": b'{"kinds": [{"kind": 1}]}',
     "no text": b"\xff\xfe",
     "empty": b"",
 }
@@ -167,10 +167,10 @@ def test_a_file_that_cannot_be_used_is_one_warning_and_written_anew(
     path = tmp_path / ESTIMATES_FILE
     path.write_bytes(content)
     with pytest.warns(UserWarning, match="cannot be used") as told:
-        assert known_kinds(tmp_path, "flow") == []
+        assert earlier_kinds(tmp_path, "flow") == []
     assert len(told) == 1
     write_kinds(tmp_path, [kept("a", 1.0)])
-    assert names(known_kinds(tmp_path, "flow")) == ["a"]
+    assert names(earlier_kinds(tmp_path, "flow")) == ["a"]
 
 
 def test_what_cannot_be_written_is_a_warning_and_no_failure(tmp_path: Path) -> None:
@@ -183,11 +183,11 @@ def test_the_kinds_that_are_kept_are_bounded_and_the_one_fed_longest_ago_goes(
     tmp_path: Path,
 ) -> None:
     write_kinds(tmp_path, [kept(f"k{at}", float(at)) for at in range(MAX_KINDS + 5)])
-    found = names(known_kinds(tmp_path, "flow"))
+    found = names(earlier_kinds(tmp_path, "flow"))
     assert (len(found), found[0]) == (MAX_KINDS, "k5")
     workflows = MAX_KEPT_KINDS // MAX_KINDS
     for number in range(workflows):
         some = [kept(f"k{at}", 1e6 + number, workflow=f"w{number}") for at in range(MAX_KINDS)]
         write_kinds(tmp_path, some)
-    assert known_kinds(tmp_path, "flow") == []
-    assert len(known_kinds(tmp_path, f"w{workflows - 1}")) == MAX_KINDS
+    assert earlier_kinds(tmp_path, "flow") == []
+    assert len(earlier_kinds(tmp_path, f"w{workflows - 1}")) == MAX_KINDS

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from headgate.budgets.connect import connect_budget
 from headgate.core.budgets.ledger import Account, Balance, Limit, Unit
 from headgate.core.budgets.scopes import Scope
-from headgate.core.estimates import Basis, Learned
+from headgate.core.estimates import Basis, Kind, Learned
 from headgate.core.money import MicroUsd, Tokens
 from headgate.errors import BudgetMismatchError
-from headgate.storage.unit_of_work import KeptKind
+from headgate.storage.usage import KnownKind
 from headgate.workflow.budgets import RunLedger
 from headgate.workflow.dry_run import MOST_PARTS, DryRun, budgets_before, rehearse
 from headgate.workflow.expansion import load_items
@@ -36,7 +36,7 @@ def budget(limit: int | None, *, spent: int = 0, scope: Scope = OWN) -> Account:
 
 
 def rehearsed(
-    text: str, *accounts: Account, concurrency: int = 2, kinds: Sequence[KeptKind] = ()
+    text: str, *accounts: Account, concurrency: int = 2, kinds: Sequence[KnownKind] = ()
 ) -> DryRun:
     workflow = read_workflow(Path("w.yaml"), text.encode(), name="w")
     items = load_items(workflow, copies=None)
@@ -230,13 +230,13 @@ async def test_a_limit_that_differs_is_the_error_that_a_run_would_have(tmp_path:
 ANY_STEP = "steps: [{id: case, foreach: [1, 2, 3], command: [agent]}]"
 
 
-def learned(*costs: int, silent: int = 0) -> KeptKind:
+def learned(*costs: int, silent: int = 0) -> KnownKind:
     """What earlier runs of the only step have cost."""
     known = Learned()
     for cost in costs:
         known.micro_usd.add(cost)
     known.micro_usd.silent = silent
-    return KeptKind(project_id="w", name="step:command:case", fed_at=1.0, learned=known)
+    return KnownKind(kind=Kind("w", "step:command:case"), fed_at=1.0, learned=known)
 
 
 def tokens(limit: int) -> Account:
@@ -277,7 +277,7 @@ HELD = {
 
 @pytest.mark.parametrize("case", HELD.values(), ids=HELD.keys())
 def test_each_step_says_what_it_holds_and_why(
-    case: tuple[tuple[Account, ...], tuple[KeptKind, ...], int, Basis, str],
+    case: tuple[tuple[Account, ...], tuple[KnownKind, ...], int, Basis, str],
 ) -> None:
     accounts, kinds, amount, basis, text = case
     (part,) = rehearsed(ANY_STEP, *accounts, kinds=kinds).parts

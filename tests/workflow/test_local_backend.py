@@ -31,7 +31,7 @@ from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import TaskQuery
 from headgate.workflow import local_backend as local_engine
 from headgate.workflow.backend import Backend, StepOrder, TaskState
-from headgate.workflow.costs import ESTIMATES_FILE, known_kinds
+from headgate.workflow.costs import ESTIMATES_FILE, earlier_kinds
 from headgate.workflow.placeholders import parsed_text
 from headgate.workflow.run_folder import STORE
 from headgate.workflow.run_record import new_run_id
@@ -458,7 +458,7 @@ async def test_a_step_without_an_estimate_holds_what_earlier_runs_have_cost(
     for record in await records_of(second):
         assert record.progress.hold is not None
         assert record.progress.hold.micro_usd.basis is Basis.LEARNED
-    kinds = {(one.name, one.action): one for one in known_kinds(second.data, "flow")}
+    kinds = {(one.kind.name, one.kind.action): one for one in earlier_kinds(second.data, "flow")}
     assert kinds["step:command:priced", "priced"].learned.micro_usd.count == 3
 
 
@@ -471,7 +471,7 @@ async def test_a_resume_goes_by_what_its_own_run_has_learned(tmp_path: Path) -> 
         one.progress.hold and one.progress.hold.micro_usd.basis for one in await records_of(stage)
     ]
     assert sorted(map(str, bases)) == sorted(map(str, [Basis.PROBE, Basis.LEARNED]))
-    assert len(known_kinds(stage.data, "flow")) == 2
+    assert len(earlier_kinds(stage.data, "flow")) == 2
 
 
 async def test_the_first_of_an_unknown_step_runs_alone_and_other_steps_beside_it(

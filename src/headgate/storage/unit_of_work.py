@@ -865,42 +865,6 @@ def read_learned(transaction: Transaction) -> tuple[tuple[Kind, Learned], ...]:
     return tuple([(Kind(*row[:3]), _learned.decode(row[3])) for row in transaction.read(sql)])
 
 
-class KeptKind(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of work with what is known of it, and when it was last fed."""
-
-    project_id: str
-    name: str
-    action: str = ""
-    fed_at: float
-    learned: Learned
-
-    @property
-    def kind(self) -> Kind:
-        """The kind of work."""
-        return Kind(self.project_id, self.name, self.action)
-
-
-def kinds_of(transaction: Transaction, project_id: str) -> list[KeptKind]:
-    """Return all that is known of a project's kinds of work."""
-    sql = "SELECT name, action, fed_at, learned FROM estimates WHERE project_id = ?"
-    return [
-        KeptKind(
-            project_id=project_id,
-            name=name,
-            action=action,
-            fed_at=fed_at,
-            learned=_learned.decode(text),
-        )
-        for name, action, fed_at, text in transaction.read(sql, (project_id,))
-    ]
-
-
-def keep_kinds(kinds: Sequence[KeptKind], transaction: Transaction, _now: float) -> None:
-    """Write what is known of kinds of work from elsewhere, in place of what was."""
-    rows = [(*one.kind, one.fed_at, _text(one.learned)) for one in kinds]
-    transaction.insert_all([(ESTIMATE_ROWS, rows)])
-
-
 def read_submissions(transaction: Transaction, task_ids: Sequence[str]) -> dict[str, Submission]:
     """Read what tasks were given to do."""
     rows = transaction.read(_INPUTS, task_ids)

@@ -15,7 +15,7 @@ and which work reports nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
@@ -27,6 +27,7 @@ from headgate.core.estimates import Estimates, Kind, Learned, SilentKind
 from headgate.core.fair_share import SECONDS_PER_HOUR, hour_of
 from headgate.core.retention import usage_kept_since
 from headgate.storage.migrations import Migration
+from headgate.storage.schema import ESTIMATE_ROWS
 from headgate.storage.tokens import Bounds
 from headgate.storage.transaction import Access, Row, Transaction, Value
 
@@ -298,6 +299,12 @@ def known_kinds(
     given: list[Value] = [] if project_id is None else [project_id]
     rows = transaction.read(f"{_KINDS}{where} {_LATEST}", [*given, most])
     return tuple([_known(row) for row in rows])
+
+
+def keep_kinds(kinds: Sequence[KnownKind], transaction: Transaction, _now: float) -> None:
+    """Write what is known of kinds of work from elsewhere, in place of what was."""
+    rows = [(*one.kind, one.fed_at, msgspec.json.encode(one.learned).decode()) for one in kinds]
+    transaction.insert_all([(ESTIMATE_ROWS, rows)])
 
 
 def silent_kinds(

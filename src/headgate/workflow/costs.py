@@ -29,7 +29,7 @@ from headgate.errors import InvalidAmountError, WorkflowError
 from headgate.executors.targets import is_free_program
 from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
 from headgate.providers.requests import ModelCall, read_call
-from headgate.storage.unit_of_work import KeptKind
+from headgate.storage.usage import KnownKind
 from headgate.workflow.config import PATHS
 from headgate.workflow.placeholders import Text, UnfilledError
 from headgate.workflow.run_folder import replace_file
@@ -148,27 +148,27 @@ _MOST_BYTES = 64 * 1024 * 1024
 
 
 class _KeptKinds(msgspec.Struct, frozen=True):
-    kinds: list[KeptKind]
+    kinds: list[KnownKind]
 
 
 _kept_kinds = msgspec.json.Decoder(_KeptKinds)
 
 
-def known_kinds(data: Path, workflow: str) -> list[KeptKind]:
+def earlier_kinds(data: Path, workflow: str) -> list[KnownKind]:
     """Return what is known of the steps of a workflow from earlier runs."""
     path = data / ESTIMATES_FILE
     try:
-        return [one for one in _read_kinds(path) if one.project_id == workflow]
+        return [one for one in _read_kinds(path) if one.kind.project_id == workflow]
     except _UNREADABLE as error:
         line = f"{path} cannot be used: {_problem(error)}; what earlier runs have cost is not known"
         warnings.warn(line, stacklevel=1)
         return []
 
 
-def write_kinds(data: Path, kinds: Sequence[KeptKind]) -> None:
+def write_kinds(data: Path, kinds: Sequence[KnownKind]) -> None:
     """Keep what is known of the steps of a workflow; of each kind, what was fed last."""
     path = data / ESTIMATES_FILE
-    known: dict[Kind, KeptKind] = {}
+    known: dict[Kind, KnownKind] = {}
     try:
         with _locked(data):
             # What cannot be read was told of when the run began, and is replaced.
@@ -190,7 +190,7 @@ def _problem(error: Exception) -> str:
     return (error.strerror or "") if isinstance(error, OSError) else str(error)
 
 
-def _read_kinds(path: Path) -> list[KeptKind]:
+def _read_kinds(path: Path) -> list[KnownKind]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise msgspec.ValidationError("it is too long")
@@ -199,13 +199,13 @@ def _read_kinds(path: Path) -> list[KeptKind]:
         return []
 
 
-def _newest(kinds: Sequence[KeptKind]) -> list[KeptKind]:
+def _newest(kinds: Sequence[KnownKind]) -> list[KnownKind]:
     """Return the kinds that are kept, those that were fed longest ago first."""
-    kept: list[KeptKind] = []
+    kept: list[KnownKind] = []
     counts: Counter[str] = Counter()
     for one in sorted(kinds, key=attrgetter("fed_at"), reverse=True)[:MAX_KEPT_KINDS]:
-        counts[one.project_id] += 1
-        if counts[one.project_id] <= MAX_KINDS:
+        counts[one.kind.project_id] += 1
+        if counts[one.kind.project_id] <= MAX_KINDS:
             kept.append(one)
     return kept[::-1]
 

@@ -48,7 +48,7 @@ from headgate.workflow.budgets import (
 )
 from headgate.workflow.checks import check_steps, in_file
 from headgate.workflow.conditions import condition_references, holds
-from headgate.workflow.costs import estimated, known_kinds
+from headgate.workflow.costs import earlier_kinds, estimated
 from headgate.workflow.expansion import Expansion, ItemSource
 from headgate.workflow.local_backend import StepHolds, named_targets, search, step_executors
 from headgate.workflow.placeholders import StepPlaceholder, UnfilledError, references
@@ -582,7 +582,7 @@ async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, 
     for executor in executors.values():
         if isinstance(executor.executor, CallSteps | CallableExecutor):
             await executor.open()
-    return StepHolds(workflow, targets, known_kinds(options.data, workflow.name))
+    return StepHolds(workflow, targets, earlier_kinds(options.data, workflow.name))
 
 
 # A service before a run: its targets, and the budgets as far as the service tells them.

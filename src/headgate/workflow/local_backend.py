@@ -27,7 +27,7 @@ from headgate.core.admission import QueueLimits
 from headgate.core.budgets.ledger import Ledger, Limit, Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import DispatchSettings, DispatchState, Waiting
-from headgate.core.estimates import Estimates, Hold
+from headgate.core.estimates import MAX_KINDS, Estimates, Hold
 from headgate.core.events import LAST_RANK, rank_of
 from headgate.core.gates import GatePart
 from headgate.core.money import format_usd
@@ -57,11 +57,11 @@ from headgate.executors.executor import Executor
 from headgate.executors.targets import CallableTarget
 from headgate.executors.templates import ObserveSlot
 from headgate.providers.prices import PriceList
-from headgate.storage import queries
+from headgate.storage import queries, usage
 from headgate.storage.sql_store import StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import TaskQuery
-from headgate.storage.unit_of_work import KeptKind, keep_kinds, kinds_of
+from headgate.storage.usage import KnownKind, keep_kinds
 from headgate.storage.writer import ChildStarter
 from headgate.workflow.backend import (
     STATES,
@@ -84,7 +84,7 @@ from headgate.workflow.budgets import (
     scopes_again,
 )
 from headgate.workflow.checks import check_steps
-from headgate.workflow.costs import known_kinds, write_kinds
+from headgate.workflow.costs import earlier_kinds, write_kinds
 from headgate.workflow.run_folder import STORE, Run
 from headgate.workflow.run_record import RunOptions, RunScope
 from headgate.workflow.step_executors import (
@@ -176,7 +176,7 @@ class StepHolds:
     """What runs of steps are to hold before they start, as the engine of a run would say."""
 
     def __init__(
-        self, workflow: Workflow, targets: TargetSteps | None, kinds: Sequence[KeptKind]
+        self, workflow: Workflow, targets: TargetSteps | None, kinds: Sequence[KnownKind]
     ) -> None:
         self._settings = engine_settings(workflow, targets, 1, {}).dispatch
         self._tasks = LocalTasks("", workflow, "", targets)
@@ -384,7 +384,9 @@ class LocalBackend:
     async def _keep_learned(self) -> None:
         """Have later runs of the workflow know what its steps have cost."""
         project_id = self._run.workflow.name
-        kinds = await self._store.ask(partial(kinds_of, project_id=project_id))
+        kinds = await self._store.ask(
+            partial(usage.known_kinds, project_id=project_id, most=MAX_KINDS)
+        )
         write_kinds(self._options.data, kinds)
 
     @property
@@ -406,7 +408,7 @@ class LocalBackend:
         self._file.note()
         await self._create_limits()
         if not self._run.record.has_begun:
-            kinds = known_kinds(self._options.data, self._run.workflow.name)
+            kinds = earlier_kinds(self._options.data, self._run.workflow.name)
             await self._store.run(partial(keep_kinds, kinds))
         before: str | None = None
         while True:
