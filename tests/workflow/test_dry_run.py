@@ -236,7 +236,7 @@ def learned(*costs: int, silent: int = 0) -> KnownKind:
     for cost in costs:
         known.micro_usd.add(cost)
     known.micro_usd.silent = silent
-    return KnownKind(kind=Kind("w", "step:command:case"), fed_at=1.0, learned=known)
+    return KnownKind(kind=Kind("w", "step:command:case", "case"), fed_at=1.0, learned=known)
 
 
 def tokens(limit: int) -> Account:
