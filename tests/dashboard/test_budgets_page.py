@@ -129,7 +129,7 @@ async def test_work_that_reports_nothing_is_seen_and_what_work_costs_is_listed(
         listed = (await answer_of(app, "GET", "/estimates?projectId=search")).json
         assert (listed["quantile"], listed["reserve"]) == (0.95, "expected")
         known = {(one["target"], one.get("action")): one["usd"] for one in listed["kinds"]}
-        assert known["quiet", None] == {"samples": 0, "silent": True}
+        assert known["quiet", "x"] == {"samples": 0, "silent": True}
         exact = {"samples": 1, "usual": 0.0025, "largest": 0.0025, "holds": 0.01}
         assert known["exact", "x"] == known["exact", None] == exact
 
@@ -169,6 +169,8 @@ async def test_tasks_that_wait_for_a_budget_are_counted_and_start_when_it_is_rai
         await until(waits)
         page = (await Browser(app).get("/ui/budgets")).body.decode()
         assert 'href="/ui/tasks?state=queued&amp;scope=project%3Asearch">1 task waits' in page
+        waiting = text_of((await Browser(app).get(f"/ui/tasks/{task}")).body)
+        assert "It would hold $0.50, the estimate that it came with" in waiting
         await submit(app, notBefore="2099-01-01T00:00:00Z")
         listed = (await Browser(app).get("/ui/tasks?state=queued&scope=project:search")).body
         assert (listed.count(b'data-label="Task"'), task.encode() in listed) == (1, True)

@@ -261,7 +261,7 @@ _UNPRICED = (
 _KINDS = "SELECT project_id, name, action, fed_at, learned FROM estimates"
 _LATEST = "ORDER BY fed_at DESC, project_id, name, action LIMIT ?"
 # Whether successes without a number came last is told by a word of the JSON, so few rows are read.
-_SILENT = f"{_KINDS} WHERE action = '' AND project_id <> '' AND fed_at >= ? AND learned LIKE ?"
+_SILENT = f"{_KINDS} WHERE project_id <> '' AND fed_at >= ? AND learned LIKE ?"
 _HAS_SILENT = '%"silent":%'
 _learned = msgspec.json.Decoder(Learned)
 _FORGET_TOTALS = f"DELETE FROM usage_totals WHERE {_LATER_OWN}"  # noqa: S608
