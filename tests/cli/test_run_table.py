@@ -15,6 +15,7 @@ from headgate.cli.run_progress import (
     print_end,
     print_json_end,
     print_rows,
+    print_steps,
     resume_command,
 )
 from headgate.workflow.backend import TaskState
@@ -143,3 +144,16 @@ def test_the_way_on_names_the_directory_where_it_is_not_the_usual_one(
     usual = tmp_path / "headgate"
     assert resume_command("r", usual) == "headgate run --resume r"
     assert resume_command("r", Path("my data")) == "headgate run --resume r --data 'my data'"
+
+
+def test_what_nobody_priced_is_marked_in_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    task = task_of(7, TaskState.DONE, completed_at=BEGAN_AT + 1, is_unpriced=True)
+    row = StepRow(name="case[7]", step="case", index=7, state=StepState.DONE, task=task)
+    whole = report(row, state=RunState.DONE)
+    whole = replace(whole, steps=(replace(whole.steps[0], unpriced=3),))
+    print_steps(whole)
+    print_rows("Runs", [row], now=BEGAN_AT + 12)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith("unpriced")
+    assert lines[2].endswith(" 3")
+    assert lines[-1].endswith(" unpriced")

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from executors.endpoint import Seen, free_port, reply, reply_json, running_endpoint
+from headgate.core.estimates import Basis
 from headgate.errors import InvalidSettingError
 from headgate.providers.prices import Price
 from headgate.testing.fake_provider import FakeProvider
 from headgate.workflow.backend import TaskState
+from headgate.workflow.local_backend import StepHolds, named_targets
 from headgate.workflow.placeholders import parsed_template, parsed_text
 from headgate.workflow.workflow import CallWork, CommandWork, Endpoint, Estimate, Step, TargetWork
 from workflow.local_stage import Stage, call, http, model, order, shell, step
@@ -281,6 +283,22 @@ async def test_a_target_of_the_settings_runs_its_tasks_here(tmp_path: Path) -> N
     stage, one = configured(tmp_path, work, cost_micro_usd=70_000)
     end, result = await stage.one_end(one)
     assert (result, end.micro_usd) == ({"twice": 8}, 70_000)
+
+
+@pytest.mark.parametrize(
+    ("target", "basis", "amount"), [("double", Basis.CONFIGURED, 250_000), ("free", Basis.FREE, 0)]
+)
+def test_a_step_without_an_estimate_holds_that_of_its_target(
+    tmp_path: Path, target: str, basis: Basis, amount: int
+) -> None:
+    work = TargetWork(target=target, input=parsed_template({"value": 4}))
+    stage, one = configured(tmp_path, work)
+    free = '[targets.free]\nkind = "command"\ncommand = ["echo"]\n'
+    said = TARGETS.replace("[targets.double]\n", '[targets.double]\nestimate_usd = "0.25"\n')
+    (tmp_path / "headgate.toml").write_text(said + free)
+    targets = named_targets(stage.workflow, stage.options, stage.environ)
+    hold = StepHolds(stage.workflow, targets, ())(order(one, is_known=False))
+    assert (hold.micro_usd.basis, hold.micro_usd.amount) == (basis, amount)
 
 
 async def test_what_no_target_would_take_fails_its_step_and_no_other(tmp_path: Path) -> None:
