@@ -42,7 +42,8 @@ def work_of(execution: Execution, params: Mapping[str, Any]) -> Work:
     return Work(
         seconds=source.uniform(0.0, float(params["seconds"])),
         fails=source.random() < FAIL_RATIO,
-        tokens=source.randint(0, most),
+        # What names a model has a cost, so that nothing may be learned to cost nothing.
+        tokens=source.randint(1 if params.get("model") else 0, most),
         model=params.get("model", ""),
     )
 

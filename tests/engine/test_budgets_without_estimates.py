@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.one_service import Service, play
-from engine.simulated_work import always
+from engine.simulated_work import always, in_turn
 from headgate.budgets.local import LocalLedger
 from headgate.core.budgets.ledger import Balance, Clock, Ledger, Limit
 from headgate.core.budgets.scopes import Scope
@@ -297,3 +297,25 @@ def test_shares_are_counted_apart_from_budgets_and_usage() -> None:
     record, share = play(scenario, always(1.0, Succeeded()), free_targets=frozenset({"u"}))
     assert share == 300
     assert (record.tokens, record.progress.used_tokens, record.progress.assumed_tokens) == (0, 0, 0)
+
+
+def test_a_first_one_that_cost_nothing_does_not_let_others_start_at_nothing() -> None:
+    """A response from a cache costs nothing, and says nothing of the next."""
+
+    async def scenario(service: Service) -> tuple[list[TaskRecord], Balance, int]:
+        records = await ended_all(service, await submit_all(service, 10))
+        return records, await balance(service), most_at_once(service)
+
+    work = in_turn((1.0, costs(0)), (1.0, costs(COST)))
+    records, booked, at_once = play(scenario, work, budgets=HALF_A_DOLLAR)
+    assert [record.micro_usd for record in records[:2]] == [0, COST]
+    assert (booked.spent_micro_usd, booked.overrun_micro_usd) == (50_000, COST - 50_000)
+    assert at_once == 1
+
+
+def test_after_three_that_cost_nothing_a_kind_is_known_to_cost_nothing() -> None:
+    async def scenario(service: Service) -> list[TaskRecord]:
+        return await ended_all(service, await submit_all(service, 10))
+
+    records = play(scenario, always(1.0, costs(0)), budgets=HALF_A_DOLLAR)
+    assert [record.progress.reserved_micro_usd for record in records] == [50_000] * 3 + [0] * 7

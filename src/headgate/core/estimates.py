@@ -30,7 +30,10 @@ FEW_SAMPLES = 20
 
 DEFAULT_QUANTILE = 0.95
 SILENT_AFTER = 3
-"""After so many successes without a number, a kind counts as one that reports nothing."""
+"""After so many successes without a number, a kind counts as one that reports nothing.
+
+After as many that cost nothing, and none that cost more, it counts as one that costs nothing.
+"""
 
 _GROWTH = log(1.05)
 _WEIGHT = 16
@@ -139,6 +142,11 @@ class Sketch(msgspec.Struct, kw_only=True, omit_defaults=True):
     def is_silent(self) -> bool:
         """Whether this kind of work succeeds without ever saying what it used."""
         return not self.count and self.silent >= SILENT_AFTER
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an amount can be learned from it; one that cost nothing may be an exception."""
+        return self.largest > 0 or self.count >= SILENT_AFTER
 
     def quantile(self, share: float) -> int:
         """Return an amount that so much of the weight does not exceed; 0 without samples."""
@@ -419,7 +427,7 @@ class Estimates:
         """Return the estimate of a unit for which nobody gave one."""
         for level in kind.levels():
             learned = self.get(level)
-            if learned is not None and learned.sketch(unit).count:
+            if learned is not None and learned.sketch(unit).is_known:
                 return self._from(level, kind, learned.sketch(unit), unit, quantile, reserve)
         if default is not None:
             return default
