@@ -177,15 +177,12 @@ async def test_a_bound_counts_only_where_its_unit_is_limited(
 @pytest.mark.parametrize(
     ("spent", "reserved", "most", "expected"),
     [
-        ("0.80", "0", 30_000, True),
-        ("0.90", "0", 30_000, True),
-        ("0.91", "0", 30_000, False),
+        ("0.80", "0", 500_000, True),
+        ("0.90", "0", 500_000, True),
+        ("0.91", "0", 500_000, False),
         # Beside others in flight a guard stays free: an eightieth of the limit, twice.
-        ("0.70", "0.175", 30_000, True),
-        ("0.70", "0.18", 30_000, False),
-        # Less where nothing like it has ever cost so much.
-        ("0.70", "0.198", 1_000, True),
-        ("0.70", "0.199", 1_000, False),
+        ("0.70", "0.175", 500_000, True),
+        ("0.70", "0.18", 500_000, False),
     ],
 )
 async def test_a_learned_amount_leaves_a_guard_beside_others(
@@ -205,6 +202,32 @@ async def test_a_learned_amount_leaves_a_guard_beside_others(
             assert isinstance(answer, Refused)
             assert answer.requested == 100_000
             assert answer.may_clear == (reserved != "0")
+
+
+@pytest.mark.parametrize(
+    ("spent", "reserved", "most", "expected"),
+    [
+        # The dearest of its kind fits, though the margin does not.
+        ("0.20", "0", 700_000, 800_000),
+        ("0.10", "0.10", 700_000, 800_000),
+        ("0.31", "0", 700_000, None),
+        # Nothing like it has ever fitted: alone it has all that is left.
+        ("0.20", "0", 2_000_000, 800_000),
+        ("0.10", "0.10", 2_000_000, None),
+    ],
+)
+async def test_a_margin_keeps_nothing_out_that_the_dearest_of_its_kind_would_not(
+    tracker_factory: TrackerFactory, spent: str, reserved: str, most: int, expected: int | None
+) -> None:
+    flexible = msgspec.structs.replace(LEARNED, most_micro_usd=most)
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1.00")
+        await tracker.reserve(FLOW, spent, reservation_id="before")
+        await tracker.commit("before", spent)
+        await tracker.reserve(FLOW, reserved, reservation_id="others")
+        asked = request("a", flexible, micro_usd=4 * most)
+        answer = await tracker.ledger.reserve(asked)
+        assert (answer.micro_usd if isinstance(answer, Reservation) else None) == expected
 
 
 async def test_a_learned_amount_above_the_limit_holds_all_of_it(

@@ -16,7 +16,7 @@ from headgate.core.dispatch_state import (
     closure_of,
 )
 from headgate.core.estimates import Hold, given
-from headgate.core.gates import GatePart
+from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part
 from headgate.core.task import OnExhausted, Task, Terms
 
 WAIT = Terms()
@@ -210,9 +210,9 @@ def test_a_closed_gate_says_how_much_is_used_and_needed(unit: Unit, words: str) 
 
 def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
     parking = BudgetParking()
-    kind = GatePart("kind", "alpha/agent")
     refusal = msgspec.structs.replace(refused(reserved=10), kind="alpha/agent/", live=1)
     first = Task(id="t0", project_id="alpha", target="agent", scopes=("session:s",))
+    kind = kind_part(first, refusal)
     # It was not refused for want of money, so one that will not wait for money waits, too.
     assert parking.judge(first, refusal, REJECT).error is None
     for number in range(1, MAX_SET_ASIDE):
@@ -224,6 +224,14 @@ def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
     assert last.why == (
         "first of its kind; set `estimate_tokens` on the target to run them in parallel"
     )
+    # Neither work of which the tokens are known passes here, nor work that nothing limits.
+    known = msgspec.structs.replace(first, estimate_tokens=5)
+    unlimited = msgspec.structs.replace(first, scopes=("session:other",))
+    assert [kind in gate_parts(gate_key(one)) for one in (first, known, unlimited)] == [
+        True,
+        False,
+        False,
+    ]
     elsewhere = msgspec.structs.replace(first, target="other")
     assert parking.wake(elsewhere, has_freed=True) == []
     assert parking.wake(first, has_freed=False) == [kind]

@@ -218,6 +218,32 @@ def test_a_strange_action_runs_alone_until_many_actions_are_known() -> None:
     assert plain.micro_usd.amount < 150
 
 
+def test_silent_work_beside_work_that_reports_becomes_silent() -> None:
+    estimates = learned_from(*[100] * 5)
+    click = Kind("alpha", "agent", "click")
+    for _ in range(SILENT_AFTER):
+        hold = estimates.hold(click, micro_usd=None, tokens=given_estimate(0))
+        assert (hold.micro_usd.is_others, hold.probed) == (True, (Unit.MICRO_USD,))
+        estimates.feed(click, Sample(is_done=True, probed=hold.probed))
+    hold = estimates.hold(click, micro_usd=None, tokens=given_estimate(0))
+    assert hold.micro_usd.basis is Basis.SILENT
+
+
+def test_a_default_lifts_the_bound_of_few_samples() -> None:
+    estimates = learned_from(100)
+    for default, amount in ((50, 400), (900, 900)):
+        hold = estimates.hold(
+            KIND, micro_usd=None, tokens=None, default_micro_usd=configured(default)
+        )
+        assert (hold.micro_usd.amount, hold.micro_usd.at_once) == (amount, 0)
+
+
+def test_where_most_cost_nothing_the_mean_is_held() -> None:
+    estimates = learned_from(*[0] * 96, *[1_000] * 4)
+    held = estimates.hold(KIND, micro_usd=None, tokens=None).micro_usd.amount
+    assert 40 <= held <= 50
+
+
 def test_the_largest_fades_with_the_others() -> None:
     sketch = sketch_of(10**9, *[100] * 20_000)
     assert sketch.largest < 200

@@ -654,6 +654,8 @@ class SubmissionParser:
             target=target,
             slot=slot,
             provider=provider,
+            has_usd_estimate=body.cost_usd is not None
+            or (body.estimate is not None and body.estimate.usd is not None),
         )
 
     def _own_scope(self, project_id: str) -> Scope:
@@ -728,6 +730,7 @@ class SubmissionParser:
             target=target,
             slot=slot,
             provider=provider,
+            has_usd_estimate=task.has_usd_estimate,
         )
         terms = msgspec.structs.replace(record.terms, depends_on=())
         return Draft(new, terms, msgspec.structs.replace(record.submission, retry_of=task.id))

@@ -360,13 +360,15 @@ local function hold_in(limit, used, reserved, rule, asked, most_seen)
     if left < least then return nil end
     return min(ceil(limit / PROBE_SHARE), left, MOST_HELD)
   end
-  if asked > limit then
-    if most_seen <= limit then least = max(least, most_seen) end
-    return reserved == 0 and left >= least and left or nil
-  end
   local guard = min(most_seen, ceil(limit / GUARD_SHARE))
-  local needed = reserved == 0 and max(asked, guard) or asked + 2 * guard
-  return left >= needed and asked or nil
+  if left >= (reserved == 0 and max(asked, guard) or asked + 2 * guard) then return asked end
+  local has_room
+  if most_seen <= limit then
+    has_room = left >= max(least, most_seen)
+  else
+    has_room = reserved == 0 and left >= least
+  end
+  return has_room and min(asked, left) or nil
 end
 
 -- The amounts that a flexible request holds and the kind that it counts for, or its refusal.

@@ -32,7 +32,7 @@ from headgate.core.estimates import (
     given,
 )
 from headgate.core.fair_share import ProjectUsage, UsageRow
-from headgate.core.gates import GateClosure, GateKind, GatePart, kind_part
+from headgate.core.gates import GateClosure, GateKind, GatePart, kind_part, read_kind_part
 from headgate.core.lane_index import Lane, LaneIndex, ProjectLanes, waited
 from headgate.core.load import MICRO, AdaptiveAlpha, load_score
 from headgate.core.money import MicroUsd, Tokens, amount_of
@@ -829,8 +829,7 @@ class BudgetParking:
         scopes = [GatePart("scope", scope) for scope in sorted(_reached(task.scopes))]
         refusing = [part for part in scopes if part in self.refusals]
         found = [part for part in refusing if has_freed or self.refusals[part].resets_at is None]
-        kind = kind_part(task)
-        return [*found, kind] if kind in self.refusals else found
+        return found + [part for part in self.refusals if _is_kind_of(part, task)]
 
     def _forget_unwilling(self, task_id: str, scopes: Iterable[str]) -> None:
         if not self._unwilling:
@@ -844,7 +843,14 @@ class BudgetParking:
 
 def refusing_part(task: Task, refused: Refused) -> GatePart:
     """Return what stands in the way of a refused task: a scope, or others of its kind."""
-    return kind_part(task) if refused.kind else GatePart("scope", refused.scope)
+    return kind_part(task, refused) if refused.kind else GatePart("scope", refused.scope)
+
+
+def _is_kind_of(part: GatePart, task: Task) -> bool:
+    if part.kind != "kind":
+        return False
+    kind = read_kind_part(part.name)
+    return kind[:2] == (task.project_id, task.target or "")
 
 
 def _reached(scopes: Iterable[str]) -> set[str]:
@@ -1630,8 +1636,12 @@ class DispatchState:
             return None
         task, refusals = waiting.task, self.parking.refusals
         scopes = _charged(task.scopes)
-        parts = [kind_part(task), *[GatePart("scope", scope) for scope in scopes]]
-        limited = {refusals[part].unit for part in parts if part in refusals}
+        own = {GatePart("scope", scope) for scope in scopes}
+        limited = {
+            refused.unit
+            for part, refused in refusals.items()
+            if part in own or _is_kind_of(part, task)
+        }
         found = [limits[scope] for scope in scopes if scope in limits]
         limited |= {unit for unit in Unit for one in found if one.amount(unit) is not None}
         hold = self._hold(waiting)

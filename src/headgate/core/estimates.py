@@ -161,9 +161,15 @@ class Sketch(msgspec.Struct, kw_only=True, omit_defaults=True):
     def amount(self, share: float, reserve: Reserve) -> int:
         """Return what one more of the kind is to hold; the fewer samples, the wider the margin."""
         is_wide = reserve is Reserve.STRICT or self.count < FEW_SAMPLES
-        base = self.largest if is_wide else self.quantile(share)
+        # Where most cost nothing a quantile is nothing, too, but not the mean.
+        base = self.largest if is_wide else max(self.quantile(share), self._mean())
         # In whole numbers: (1 + 3/n) times the base, rounded up.
         return -(-base * (self.count + 3) // self.count)
+
+    def _mean(self) -> int:
+        total = sum(self.weights.values())
+        summed = sum(_upper_edge(at) * weight for at, weight in self.weights.items())
+        return min(summed // total, self.largest)
 
 
 def _bucket(amount: int) -> int:
@@ -235,7 +241,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an attempt is to hold in one unit, and how that came about.
 
     `most` is the most that this kind of work has cost, and `samples` how many costs it was learned
-    from. At most so many `at_once` may be in flight; 0 is no such bound.
+    from. At most so many `at_once` may be in flight; 0 is no such bound. One that `is_others` was
+    learned from other work of its target.
     """
 
     basis: Basis
@@ -244,6 +251,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: int = 0
     quantile: float = 0.0
     at_once: int = 0
+    is_others: bool = False
 
     def sentence(self, held: int, unit: Unit) -> str:
         """Say what is held and why: `held $0.031, 95% of 412 like it cost less`."""
@@ -326,7 +334,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def probed(self) -> tuple[Unit, ...]:
         """The units of which nothing is known."""
         both = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
-        return tuple([unit for unit, one in both if one.basis in (Basis.PROBE, Basis.SILENT)])
+        unknown = (Basis.PROBE, Basis.SILENT)
+        return tuple([unit for unit, one in both if one.basis in unknown or one.is_others])
 
 
 def kept_hold(hold: Hold | None, *, tokens: int, micro_usd: int) -> Hold | None:
@@ -425,14 +434,15 @@ class Estimates:
         self, kind: Kind, unit: Unit, default: Estimate | None, quantile: float, reserve: Reserve
     ) -> Estimate:
         """Return the estimate of a unit for which nobody gave one."""
+        own = self.get(kind)
+        if default is None and own is not None and own.sketch(unit).is_silent:
+            return SILENT
         for level in kind.levels():
             learned = self.get(level)
             if learned is not None and learned.sketch(unit).is_known:
-                return self._from(level, kind, learned.sketch(unit), unit, quantile, reserve)
-        if default is not None:
-            return default
-        own = self.get(kind)
-        return SILENT if own is not None and own.sketch(unit).is_silent else PROBE
+                found = self._from(level, kind, learned.sketch(unit), unit, quantile, reserve)
+                return found if default is None else _beside_default(found, default)
+        return PROBE if default is None else default
 
     def _from(
         self, level: Kind, kind: Kind, sketch: Sketch, unit: Unit, quantile: float, reserve: Reserve
@@ -453,7 +463,7 @@ class Estimates:
             if is_strange:
                 estimate = msgspec.structs.replace(estimate, at_once=1)
             known[key] = estimate
-        return estimate
+        return estimate if level == kind else msgspec.structs.replace(estimate, is_others=True)
 
     def _forget(self, known: dict[Kind, Learned], kind: Kind) -> None:
         del known[kind]
@@ -461,6 +471,13 @@ class Estimates:
         self._actions[kind[:2]] -= bool(kind.action)
         if not self._actions[kind[:2]]:
             del self._actions[kind[:2]]
+
+
+def _beside_default(found: Estimate, default: Estimate) -> Estimate:
+    """Return what a target with a default holds: no less, and few samples bind it no more."""
+    if not found.at_once:
+        return found
+    return default if found.amount < default.amount else msgspec.structs.replace(found, at_once=0)
 
 
 def _learned(sketch: Sketch, unit: Unit, quantile: float, reserve: Reserve) -> Estimate:

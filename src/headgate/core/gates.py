@@ -10,11 +10,13 @@ behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import count
 from typing import Literal, NamedTuple
 
 import msgspec
 
+from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors
 from headgate.core.task import Task
 
@@ -51,21 +53,60 @@ ANY_WORKER = GatePart("worker", "")
 OFFERED = frozenset(("node", "worker"))
 """The kinds whose parts are open while permits are offered; nobody closes them by a closure."""
 
-GateKey = tuple[str, str | None, str | None, tuple[str, ...], str | None, str | None]
+GateKey = tuple[
+    str, str | None, str | None, tuple[str, ...], str | None, str | None, tuple[Unit, ...]
+]
 
 Shut = Callable[[GatePart], "GateClosure | None"]
 """Says whether a part of an offered kind is closed now."""
 
 
 def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
-    """Return what tasks of the same gate have in common; the fifth is who may pull them."""
+    """Return what tasks of the same gate have in common.
+
+    The fifth is who may pull them, the last are the units for which nobody gave an estimate.
+    """
     puller = (task.agent_id or "") if task.target in pull_targets else None
-    return (task.project_id, task.target, task.slot, task.scopes, puller, task.provider)
+    if task.has_usd_estimate:
+        unknown = _NONE if task.estimate_tokens is not None else _TOKENS
+    else:
+        unknown = _DOLLARS if task.estimate_tokens is not None else _BOTH
+    return (task.project_id, task.target, task.slot, task.scopes, puller, task.provider, unknown)
 
 
-def kind_part(task: Task) -> GatePart:
-    """Return what closes while too little is known of the work of a project at a target."""
-    return GatePart("kind", f"{task.project_id}/{task.target or ''}")
+_NONE: tuple[Unit, ...] = ()
+_TOKENS, _DOLLARS, _BOTH = (Unit.TOKENS,), (Unit.MICRO_USD,), (Unit.MICRO_USD, Unit.TOKENS)
+
+
+class KindPart(NamedTuple):
+    """What is too little known of: work of a project at a target, in a unit that a scope limits."""
+
+    project_id: str
+    target: str
+    unit: str
+    scope: str
+
+    @property
+    def part(self) -> GatePart:
+        """What closes while the first of it are in flight."""
+        return GatePart("kind", json_text(self))
+
+
+def read_kind_part(name: str) -> KindPart:
+    """Return what a part of this kind stands for."""
+    return KindPart(*msgspec.json.decode(name))
+
+
+@lru_cache(maxsize=4_096)
+def json_text(kind: KindPart) -> str:
+    """Write what a part stands for as its name."""
+    return msgspec.json.encode(tuple(kind)).decode()
+
+
+def kind_part(task: Task, refused: Refused) -> GatePart:
+    """Return what closes for a task that is not the first of its kind."""
+    kind = KindPart(task.project_id, task.target or "", refused.unit.value, refused.scope)
+    return kind.part
 
 
 def gate_parts(key: GateKey) -> frozenset[GatePart]:
@@ -73,10 +114,12 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
 
     The root of the budget tree, the empty scope, stands above every task.
     """
-    project_id, target, slot, scopes, puller, provider = key
-    parts = {GatePart("scope", ROOT), GatePart("kind", f"{project_id}/{target or ''}")}
-    for scope in scopes:
-        parts.update(GatePart("scope", charged) for charged in ancestors(Scope(scope)))
+    project_id, target, slot, scopes, puller, provider, unknown = key
+    charged = {ROOT, *(above for scope in scopes for above in ancestors(Scope(scope)))}
+    parts = {GatePart("scope", scope) for scope in charged}
+    for unit in unknown:
+        kinds = [KindPart(project_id, target or "", unit.value, scope) for scope in charged]
+        parts.update(kind.part for kind in kinds)
     if target is not None:
         parts.add(GatePart("target", target))
     if slot is not None:

@@ -38,7 +38,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `agent_id` None leaves the task open to any agent of the project. A lower `priority` goes
     first. `weight` is a proxy for cost, used where no tokens are known. A `provider` leaves open
     which of its slots the task uses, unless it names a `slot`. Times are Unix seconds; a tick is
-    one unit of work completed.
+    one unit of work completed. What it holds in dollars is known with `has_usd_estimate`.
     """
 
     id: str = ""
@@ -56,6 +56,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     target: str | None = None
     slot: str | None = None
     provider: str | None = None
+    has_usd_estimate: bool = False
 
 
 TRANSITIONS: dict[TaskStatus, dict[TaskStatus, str]] = {
@@ -442,7 +443,7 @@ def sample_of(progress: Progress, terms: Terms, *, is_done: bool, booked_micro_u
         tokens=progress.reported_tokens,
         held_micro_usd=progress.reserved_micro_usd,
         held_tokens=progress.reserved_tokens,
-        is_priced=progress.is_priced,
+        # What a target answers is its own word, not a provider's; so no other project learns of it.
         is_done=is_done,
         probed=probed,
     )

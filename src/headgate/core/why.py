@@ -13,10 +13,10 @@ from typing import TypeVar
 import msgspec
 from msgspec.structs import replace as replaced
 
-from headgate.core.budgets.ledger import Refused, Unit
+from headgate.core.budgets.ledger import Refused
 from headgate.core.budgets.scopes import Scope, is_within
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
-from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part
+from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part, read_kind_part
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -118,7 +118,7 @@ def _own_reasons(dispatch_state: DispatchState, task_id: str, waiting: Waiting) 
         found.append(ParentsPending(count=waiting.waiting_for, parents=waiting.terms.depends_on))
     refused = dispatch_state.parking.refusal_of(task_id)
     if refused is not None and refused.kind:
-        found.append(_first_of_kind(kind_part(waiting.task), refused))
+        found.append(_first_of_kind(kind_part(waiting.task, refused), refused))
     elif refused is not None:
         used = refused.spent + refused.reserved + refused.overrun
         found.append(
@@ -258,10 +258,13 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
 
 
 def _first_of_kind(part: GatePart, refused: Refused | None) -> FirstOfKind:
-    project_id, _, target = part.name.partition("/")
-    live = 1 if refused is None else refused.live
-    unit = Unit.MICRO_USD if refused is None else refused.unit
-    return FirstOfKind(project_id=project_id, target=target, in_flight=live, unit=unit.value)
+    kind = read_kind_part(part.name)
+    return FirstOfKind(
+        project_id=kind.project_id,
+        target=kind.target,
+        in_flight=1 if refused is None else refused.live,
+        unit=kind.unit,
+    )
 
 
 def _slot_reason(dispatch_state: DispatchState, reason: GateClosed) -> GateClosed:

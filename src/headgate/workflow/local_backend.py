@@ -580,6 +580,7 @@ class LocalTasks:
             target=task.target,
             slot=task.slot,
             provider=task.provider,
+            has_usd_estimate=order.micro_usd is not None or step.cost_micro_usd is not None,
         )
         return Draft(own, self._terms_of(step, order.micro_usd), submission)
 

@@ -71,8 +71,9 @@ class Unit(Enum):
 class HoldRule(FastEnum):
     """How firm an amount is that a request asks for.
 
-    A learned one that is above the limit holds all that is left, once nothing else is reserved. The
-    amount of a probe is worked out from the limits, since nobody knows what the work costs.
+    A learned one has a margin, and may shrink to what is left as long as the dearest of its kind
+    fits; one whose kind is dearer than the limit holds all that is left, alone. The amount of a
+    probe is worked out from the limits, since nobody knows what the work costs.
     """
 
     EXACT = "exact"
@@ -322,18 +323,17 @@ def _hold_in(
         if left < least:
             return _refused(account, now, unit=unit, limit=limit, requested=least)
         return min(-(-limit // PROBE_SHARE), left, MAX_RESERVATION_MICRO_USD)
-    if asked > limit:
-        # It would never fit. So it may have all that is left, alone, if one like it ever fitted.
-        if flexible.most(unit) <= limit:
-            least = max(least, flexible.most(unit))
-        if reserved or left < least:
-            return _refused(account, now, unit=unit, limit=limit, requested=asked, least=least)
-        return left
-    guard = min(flexible.most(unit), -(-limit // GUARD_SHARE))
-    needed = max(asked, guard)
-    if left < (asked + 2 * guard if reserved else needed):
-        return _refused(account, now, unit=unit, limit=limit, requested=asked, least=needed)
-    return asked
+    most = flexible.most(unit)
+    guard = min(most, -(-limit // GUARD_SHARE))
+    if left >= (asked + 2 * guard if reserved else max(asked, guard)):
+        return asked
+    # What is asked for has a margin. Without it, the dearest of its kind must still fit; of work
+    # that is dearer than the limit itself, one at a time has all that is left.
+    has_room = left >= max(least, most) if most <= limit else not reserved and left >= least
+    if has_room:
+        return min(asked, left)
+    least = max(least, most) if most <= limit else least
+    return _refused(account, now, unit=unit, limit=limit, requested=asked, least=least)
 
 
 def first_refusal(
