@@ -329,10 +329,11 @@ def _hold_in(
         return asked
     # What is asked for has a margin. Without it, the dearest of its kind must still fit; of work
     # that is dearer than the limit itself, one at a time has all that is left.
-    has_room = left >= max(least, most) if most <= limit else not reserved and left >= least
-    if has_room:
+    shrunk = max(least, most) if most <= limit else least
+    if left >= shrunk and (most <= limit or not reserved):
         return min(asked, left)
-    least = max(least, most) if most <= limit else least
+    # What it needs when all others have given back what they hold.
+    least = min(max(asked, guard), shrunk)
     return _refused(account, now, unit=unit, limit=limit, requested=asked, least=least)
 
 
