@@ -95,6 +95,8 @@ SHAPES: list[tuple[str, dict[str, Any], int, int]] = [
         21,
     ),
     ("nothing used", {"prompt_tokens": 0, "completion_tokens": 0}, 0, 0),
+    ("counts of a proxy", {"prompt_tokens": 10.0, "completion_tokens": "5"}, 15, 60),
+    ("a total alone, as output", {"total_tokens": 10}, 10, 100),
 ]
 
 
@@ -180,7 +182,6 @@ GARBAGE: list[object] = [
     {"usage": {}},
     {"usage": {"prompt_tokens": 1}},
     {"usage": {"completion_tokens": 1}},
-    {"usage": {"total_tokens": 1}},
     {"usage": {"output_tokens": 1}},
     {"usage": {"input_tokens": 1}},
     {"usage": {"input_tokens": 1, "cache_read_input_tokens": 1}},
@@ -191,7 +192,7 @@ GARBAGE: list[object] = [
     {"usage": {"input_tokens": -5, "output_tokens": 1, "cache_read_input_tokens": 10}},
     {"usage": {"prompt_tokens": 1.5, "completion_tokens": 1}},
     {"usage": {"prompt_tokens": True, "completion_tokens": 1}},
-    {"usage": {"prompt_tokens": "1", "completion_tokens": 1}},
+    {"usage": {"prompt_tokens": "one", "completion_tokens": 1}},
     {"usage": {"prompt_tokens": 10**13, "completion_tokens": 1}},
     {"usage": {"prompt_tokens": 10**12, "completion_tokens": 1}},
     {"usage": {"prompt_tokens": 10**40, "completion_tokens": 1}},
@@ -199,6 +200,12 @@ GARBAGE: list[object] = [
     [{"usage": {"prompt_tokens": 1, "completion_tokens": 1}}],
     "usage",
 ]
+
+
+@pytest.mark.parametrize("tokens", [-1, 10**13])
+def test_a_count_that_nobody_can_have_used_is_no_silence(tokens: int) -> None:
+    body = {"model": "mine", "usage": {"prompt_tokens": tokens, "completion_tokens": 1}}
+    assert read(body) == Usage(model="mine")
 
 
 @pytest.mark.parametrize("body", GARBAGE)

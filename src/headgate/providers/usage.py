@@ -78,8 +78,9 @@ class _Tokens(msgspec.Struct, frozen=True, kw_only=True):
     cache_write_tokens: int
 
 
-_responses = msgspec.json.Decoder(_Response)
-_events = msgspec.json.Decoder(_Event)
+# Some proxies write counts as 900000.0, or as texts.
+_responses = msgspec.json.Decoder(_Response, strict=False)
+_events = msgspec.json.Decoder(_Event, strict=False)
 # A body is somebody else's: it may be no JSON, no UTF-8, or nested until the stack ends.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -180,11 +181,12 @@ def _priced(response: _Response, prices: PriceList, priced_as: str | None = None
     if tokens is None:
         return UNKNOWN_USAGE
     model = response.model if isinstance(response.model, str) else ""
+    named = model or priced_as or None
     try:
         total = to_tokens(to_tokens(tokens.input_tokens) + to_tokens(tokens.output_tokens))
     except CallerError:
-        return UNKNOWN_USAGE
-    named = model or priced_as or None
+        # It has used something, though nobody can have used that.
+        return Usage(model=named)
     micro_usd = _micro_usd(priced_as or model, tokens, prices)
     return Usage(tokens=total, micro_usd=micro_usd, model=named, is_priced=micro_usd is not None)
 
@@ -205,12 +207,17 @@ def _tokens(counts: _Counts) -> _Tokens | None:
             counts, counts.prompt_tokens, counts.completion_tokens, counts.prompt_tokens_details
         )
     if counts.input_tokens is None:
-        return None
+        return None if counts.total_tokens is None else _only_total(counts.total_tokens)
     if counts.cache_creation_input_tokens is None and counts.cache_read_input_tokens is None:
         return _whole_input(
             counts, counts.input_tokens, counts.output_tokens, counts.input_tokens_details
         )
     return _input_beside_cache(counts, counts.input_tokens)
+
+
+def _only_total(total: int) -> _Tokens:
+    """Read a total alone; nobody knows how much of it was output, which costs most."""
+    return _Tokens(input_tokens=0, output_tokens=total, cache_read_tokens=0, cache_write_tokens=0)
 
 
 def _whole_input(
