@@ -199,16 +199,21 @@ class ActiveReservation:
         self.tokens = token.tokens
         self.renewal_error: HeadgateError | None = None
         self.is_over = False
+        self.is_assumed = False
         self._charged: tuple[MicroUsd, Tokens] | None = None
         self._is_free = False
 
-    def charge(self, actual_usd: Amount, *, tokens: int | None = None) -> None:
+    def charge(
+        self, actual_usd: Amount, *, tokens: int | None = None, is_assumed: bool = False
+    ) -> None:
         """Report what the call cost in all; a later report replaces it.
 
-        Tokens that are not reported are taken to be those that were reserved.
+        Tokens that are not reported are taken to be those that were reserved. Nothing is learned
+        from a cost that is only assumed.
         """
         cost = to_micro_usd(actual_usd, field="actual_usd")
-        self.reported_tokens = None if tokens is None else to_tokens(tokens)
+        self.is_assumed = is_assumed
+        self.reported_tokens = None if tokens is None or is_assumed else to_tokens(tokens)
         self._charged = (cost, self.tokens if tokens is None else to_tokens(tokens))
 
     def not_charged(self) -> None:
@@ -218,7 +223,7 @@ class ActiveReservation:
     @property
     def reported_micro_usd(self) -> int | None:
         """The cost that was reported, None without a report."""
-        return None if self._charged is None else self._charged[0]
+        return None if self._charged is None or self.is_assumed else self._charged[0]
 
     @property
     def is_given_back(self) -> bool:

@@ -226,7 +226,7 @@ class Budget:
     def learn(self, grant: Grant, error: BaseException | None) -> None:
         """Learn what a call cost; one that was a probe, and says nothing, has cost nothing."""
         held = grant.held
-        if held is None or held.hold is None:
+        if held is None or held.hold is None or held.is_assumed:
             return
         probed, is_done = held.hold.probed, error is None
         sample = estimates.Sample(

@@ -281,15 +281,18 @@ class GovernedCall:
             return
         if outcome is None and self._reader is None:
             if not self._held.is_given_back:
-                self._held.charge(_usd(self._held.micro_usd), tokens=self._held.tokens)
+                held = self._held
+                held.charge(_usd(held.micro_usd), tokens=held.tokens, is_assumed=True)
             return
-        cost = self._cost(self._held, outcome)
+        cost, is_assumed = self._cost(self._held, outcome)
         if cost.micro_usd == 0 and cost.tokens == 0:
             self._held.not_charged()
         else:
-            self._held.charge(_usd(cost.micro_usd or 0), tokens=cost.tokens)
+            usd = _usd(cost.micro_usd or 0)
+            self._held.charge(usd, tokens=cost.tokens, is_assumed=is_assumed)
 
-    def _cost(self, held: ActiveReservation, refusal: Outcome | None) -> Usage:
+    def _cost(self, held: ActiveReservation, refusal: Outcome | None) -> tuple[Usage, bool]:
+        """Return what a call is booked at, and whether some of that is only assumed."""
         usage, is_all = Usage(), True
         if refusal is None and self._reader is not None:
             usage, is_all = self._reader.usage(self._governor.prices, priced_as=self._model)
@@ -300,11 +303,12 @@ class GovernedCall:
             reserved_micro_usd=held.micro_usd,
         )
         if is_all:
-            return cost
-        return Usage(
+            return cost, usage.micro_usd is None
+        most = Usage(
             tokens=max(cost.tokens or 0, held.tokens),
             micro_usd=max(cost.micro_usd or 0, held.micro_usd),
         )
+        return most, True
 
     def _not_charged(self) -> None:
         if self._held is not None:
