@@ -70,7 +70,7 @@ def test_a_node_that_fell_silent_costs_few_plans_and_every_task_is_paid(is_outsi
         always(1.0, USED),
         budgets=LARGE,
         capacity=10,
-        lease_seconds=LEASE_SECONDS,
+        node_lease_seconds=LEASE_SECONDS,
         **ledger,
     )
 
