@@ -248,8 +248,10 @@ class SqliteDatabase:
 
     def _configure(self, connection: apsw.Connection) -> None:
         connection.set_busy_timeout(self._busy_timeout_ms)
-        # Only a file that is new takes this up; whoever deletes gives pages back in small steps.
-        connection.pragma("auto_vacuum", "incremental")
+        # Only a file that is new takes this up, and any other would have to be locked for it;
+        # whoever deletes gives pages back in small steps.
+        if not connection.pragma("page_count"):
+            connection.pragma("auto_vacuum", "incremental")
         mode = connection.pragma("journal_mode", "wal")
         if mode != "wal":
             problem = f"{self._path} cannot be used in WAL mode; use a disk of this machine"
