@@ -317,6 +317,7 @@ async def test_work_that_reports_nothing_is_told_for_a_day_with_the_line_to_add(
         assert finding.found.startswith("'review' reports no dollars in project alpha")
         assert finding.advice == (
             'add estimate_usd = … to [targets."review"], or let its responses report `usage`'
+            " with a `model` that has a price"
         )
         assert await reports.silent({"review": TargetEstimate(micro_usd=5)}) == ()
         assert len(await reports.silent({"review": TargetEstimate(tokens=5)})) == 1

@@ -529,7 +529,7 @@ async def test_a_step_that_never_says_what_it_used_runs_in_parallel_after_three(
     silent = step(shell("exit 0"), "silent")
     stage = Stage(tmp_path, silent, micro_usd=LIMIT)
     ends = await stage.carried_out(*[order(silent, n, is_known=False) for n in range(6)])
-    assert [end.is_unpriced for end in ends].count(True) == 3
+    assert all(end.is_unpriced for end in ends)
     assert {end.micro_usd for end in ends} == {0}
     held = sorted(record.progress.reserved_micro_usd for record in await records_of(stage))
     assert held == [0, 0, 0, *[LIMIT // 10] * 3]

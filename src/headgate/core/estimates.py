@@ -88,7 +88,8 @@ class SilentKind(NamedTuple):
         """The line to add."""
         name = msgspec.json.encode(self.kind.name).decode()
         key = "estimate_tokens" if self.is_tokens else "estimate_usd"
-        return f"add {key} = … to [targets.{name}], or let its responses report `usage`"
+        said = "`usage`" if self.is_tokens else "`usage` with a `model` that has a price"
+        return f"add {key} = … to [targets.{name}], or let its responses report {said}"
 
 
 class Basis(FastEnum):

@@ -101,11 +101,8 @@ def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage, *, is_done: bool) -
     row.tokens, row.micro_usd = tokens, micro_usd
     # A model without a price is named, and so is work that held money and said nothing of it.
     is_named = cost.model is not None and cost.tokens != 0
-    is_unpriced = (
-        is_done
-        and cost.micro_usd is None
-        and (is_named or (old.reserved_micro_usd > 0 and not booked.assumed_micro_usd))
-    )
+    is_silent = old.hold is not None and Unit.MICRO_USD in old.hold.probed
+    is_unpriced = is_done and cost.micro_usd is None and (is_named or is_silent)
     row.progress = msgspec.structs.replace(
         old,
         used_tokens=old.used_tokens + tokens,
