@@ -249,7 +249,7 @@ class _Rehearsal:
 
     def _charge(self, part: DryPart, estimate: _Estimate, held: _Held) -> None:
         amount = held.spent(Unit.MICRO_USD)
-        part.is_unknown = held.is_probe(Unit.MICRO_USD)
+        part.is_unknown = held.is_unknown(Unit.MICRO_USD)
         if part.runs == 1:
             units = [unit for unit in Unit if self._books.shows(unit)]
             part.holds = tuple([_dry_hold(estimate, held, unit) for unit in units])
@@ -372,9 +372,10 @@ class _Held(msgspec.Struct, frozen=True):
     amounts: dict[Unit, int]
     limits: dict[Unit, int]
 
-    def is_probe(self, unit: Unit) -> bool:
+    def is_unknown(self, unit: Unit) -> bool:
         """Tell whether nobody knows what it costs, in a unit that is limited."""
-        return self.hold.estimate(unit).basis is Basis.PROBE and unit in self.limits
+        unknown = (Basis.PROBE, Basis.SILENT)
+        return self.hold.estimate(unit).basis in unknown and unit in self.limits
 
     def spent(self, unit: Unit) -> int:
         """Return what the run would cost; a probe says nothing of it."""
