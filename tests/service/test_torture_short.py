@@ -6,7 +6,7 @@ import pytest
 
 from torture_runs import assert_no_broken_promise
 
-KILLS = 4
+KILLS = 3
 CHECKS = (
     ("service", "--backend", "sqlite", "--estimates", "given"),
     ("service", "--backend", "sqlite", "--estimates", "none"),
