@@ -77,7 +77,7 @@ def test_a_page_tells_of_an_outage_and_goes_on_after_it(
     for part in ("net::ERR_", "answered 503", "status of 503", "Error Code 503"):
         watch.expect(part)
     # The service dispatches again when the lease of the process that was killed has run out.
-    (tmp_path / "headgate.toml").write_text("[scheduler]\nlease_seconds = 1\n")
+    (tmp_path / "headgate.toml").write_text("[scheduler]\nnode_lease_seconds = 1\n")
     with (
         running_service(tmp_path, port=free_port()) as service,
         browser.new_page() as page,
