@@ -249,6 +249,15 @@ def test_the_largest_fades_with_the_others() -> None:
     assert sketch.largest < 200
 
 
+def test_targets_and_their_actions_make_room_in_any_order() -> None:
+    estimates = Estimates(most=3)
+    for number in range(20):
+        one = Kind("alpha", f"target-{number // 3}", f"action-{number}")
+        estimates.feed(one, Sample(micro_usd=1, is_done=True))
+    last = estimates.hold(Kind("alpha", "target-6", "strange"), micro_usd=None, tokens=None)
+    assert last.micro_usd.at_once == 1
+
+
 def test_what_is_kept_is_read_back() -> None:
     estimates = learned_from(100, 200, 300)
     kept = estimates.get(KIND)

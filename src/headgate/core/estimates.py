@@ -373,7 +373,7 @@ class Estimates:
         self._found: dict[Kind, dict[tuple[object, ...], Estimate]] = {}
         for kind, learned in rows:
             self._known.setdefault(kind.project_id, {})[kind] = learned
-            self._actions[kind[:2]] = self._actions.get(kind[:2], 0) + bool(kind.action)
+            self._count_action(kind)
 
     def get(self, kind: Kind) -> Learned | None:
         """Return what is known of exactly this kind."""
@@ -390,7 +390,7 @@ class Estimates:
                 learned = Learned()
                 while len(known) >= self._most:
                     self._forget(known, next(iter(known)))
-                self._actions[one[:2]] = self._actions.get(one[:2], 0) + bool(one.action)
+                self._count_action(one)
             # The last one in is the one that was fed last.
             known[one] = learned
             self._found.pop(one, None)
@@ -466,12 +466,16 @@ class Estimates:
             known[key] = estimate
         return estimate if level == kind else msgspec.structs.replace(estimate, is_others=True)
 
+    def _count_action(self, kind: Kind) -> None:
+        if kind.action:
+            self._actions[kind[:2]] = self._actions.get(kind[:2], 0) + 1
+
     def _forget(self, known: dict[Kind, Learned], kind: Kind) -> None:
         del known[kind]
         self._found.pop(kind, None)
-        self._actions[kind[:2]] -= bool(kind.action)
-        if not self._actions[kind[:2]]:
-            del self._actions[kind[:2]]
+        left = self._actions.pop(kind[:2], 0) - bool(kind.action)
+        if left > 0:
+            self._actions[kind[:2]] = left
 
 
 def _beside_default(found: Estimate, default: Estimate) -> Estimate:

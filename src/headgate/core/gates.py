@@ -89,7 +89,7 @@ class KindPart(NamedTuple):
     @property
     def part(self) -> GatePart:
         """What closes while the first of it are in flight."""
-        return GatePart("kind", json_text(self))
+        return GatePart("kind", _name_of(self))
 
 
 def read_kind_part(name: str) -> KindPart:
@@ -98,8 +98,7 @@ def read_kind_part(name: str) -> KindPart:
 
 
 @lru_cache(maxsize=4_096)
-def json_text(kind: KindPart) -> str:
-    """Write what a part stands for as its name."""
+def _name_of(kind: KindPart) -> str:
     return msgspec.json.encode(tuple(kind)).decode()
 
 
