@@ -52,13 +52,14 @@ def first_migration(script: str) -> Migration:
     """
     return Migration(
         number=1,
-        sqlite=_statements(script.format(text="TEXT", by_key="WITHOUT ROWID")),
-        postgres=_statements(script.format(text='TEXT COLLATE "C"', by_key="")),
+        sqlite=statements(script, text="TEXT", by_key="WITHOUT ROWID"),
+        postgres=statements(script, text='TEXT COLLATE "C"', by_key=""),
     )
 
 
-def _statements(script: str) -> tuple[str, ...]:
-    return tuple(statement.strip() for statement in script.split(";"))
+def statements(script: str, **words: str) -> tuple[str, ...]:
+    """Return the statements of a script, with the words of a dialect put in."""
+    return tuple(statement.strip() for statement in script.format(**words).split(";"))
 
 
 def migrate(transaction: Transaction, part: str, migrations: Sequence[Migration]) -> int:

@@ -16,7 +16,7 @@ PostgreSQL such a change would be written to every index of the table.
 from __future__ import annotations
 
 from headgate.core.retention import EVICTION_RANKS
-from headgate.storage.migrations import Migration, first_migration
+from headgate.storage.migrations import Migration, first_migration, statements
 from headgate.storage.transaction import Insert
 
 TASKS = "tasks"
@@ -120,11 +120,6 @@ CREATE TABLE ledger_outbox (
 """
 
 
-def _task_statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...]:
-    script = _TASK_TABLES.format(text=text, sequence=sequence, by_key=by_key)
-    return tuple(statement.strip() for statement in script.split(";"))
-
-
 # How many ended tasks are kept, by how they ended, and how far each setting has deleted them.
 _RETENTION_CHANGES = """
 ALTER TABLE tasks ADD COLUMN eviction_rank INTEGER;
@@ -156,13 +151,15 @@ COUNT_QUEUED_OF_PROJECTS = (
 TASK_MIGRATIONS = (
     Migration(
         number=1,
-        sqlite=_task_statements(
+        sqlite=statements(
+            _TASK_TABLES,
             text="TEXT",
             # A number that was read and deleted must not be given again.
             sequence="INTEGER PRIMARY KEY AUTOINCREMENT",
             by_key="WITHOUT ROWID",
         ),
-        postgres=_task_statements(
+        postgres=statements(
+            _TASK_TABLES,
             text='TEXT COLLATE "C"',
             sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
             by_key="",
@@ -387,18 +384,14 @@ CREATE TABLE audit_log (
 """
 
 
-def _administration_statements(*, text: str, sequence: str) -> tuple[str, ...]:
-    script = _ADMINISTRATION_TABLES.format(text=text, sequence=sequence)
-    return tuple(statement.strip() for statement in script.split(";"))
-
-
 ADMINISTRATION_MIGRATIONS = (
     Migration(
         number=1,
-        sqlite=_administration_statements(
-            text="TEXT", sequence="INTEGER PRIMARY KEY AUTOINCREMENT"
+        sqlite=statements(
+            _ADMINISTRATION_TABLES, text="TEXT", sequence="INTEGER PRIMARY KEY AUTOINCREMENT"
         ),
-        postgres=_administration_statements(
+        postgres=statements(
+            _ADMINISTRATION_TABLES,
             text='TEXT COLLATE "C"',
             sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
         ),

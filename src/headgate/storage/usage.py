@@ -26,7 +26,7 @@ from headgate.core.dispatch_state import NO_ESTIMATE, TargetEstimate
 from headgate.core.estimates import Estimates, Kind, Learned, SilentKind
 from headgate.core.fair_share import SECONDS_PER_HOUR, hour_of
 from headgate.core.retention import usage_kept_since
-from headgate.storage.migrations import Migration
+from headgate.storage.migrations import Migration, statements
 from headgate.storage.schema import ESTIMATE_ROWS
 from headgate.storage.tokens import Bounds
 from headgate.storage.transaction import Access, Row, Transaction, Value
@@ -178,11 +178,6 @@ CREATE TABLE forgotten_lanes (
 """
 
 
-def _total_statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...]:
-    script = _TOTAL_TABLES.format(text=text, sequence=sequence, by_key=by_key)
-    return tuple(statement.strip() for statement in script.split(";"))
-
-
 MIGRATIONS = (
     Migration(
         number=1,
@@ -193,10 +188,14 @@ MIGRATIONS = (
     Migration(number=3, sqlite=_ADD_ASSUMED, postgres=_ADD_ASSUMED),
     Migration(
         number=4,
-        sqlite=_total_statements(
-            text="TEXT", sequence="INTEGER PRIMARY KEY AUTOINCREMENT", by_key="WITHOUT ROWID"
+        sqlite=statements(
+            _TOTAL_TABLES,
+            text="TEXT",
+            sequence="INTEGER PRIMARY KEY AUTOINCREMENT",
+            by_key="WITHOUT ROWID",
         ),
-        postgres=_total_statements(
+        postgres=statements(
+            _TOTAL_TABLES,
             text='TEXT COLLATE "C"',
             sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
             by_key="",
