@@ -176,3 +176,93 @@ def test_an_address_alone_is_a_network_of_one() -> None:
     allowed = parse_allow_list(("10.0.0.7", "::1", "Hooks.Internal."))
     assert [str(network) for network in allowed.networks] == ["10.0.0.7/32", "::1/128"]
     assert allowed == AllowList(allowed.networks, frozenset({"hooks.internal"}))
+
+
+CLOUD_METADATA = {
+    "AWS": ("169.254.169.254", "fd00:ec2::254"),
+    "AWS, a task of ECS": ("169.254.170.2",),
+    "AWS, a pod of EKS": ("169.254.170.23", "fd00:ec2::23"),
+    "AWS, DNS and time": ("169.254.169.253", "fd00:ec2::253", "169.254.169.123", "fd00:ec2::123"),
+    "Google Cloud": ("169.254.169.254", "fd20:ce::254"),
+    "Azure": ("168.63.129.16", "169.254.169.254"),
+    "Oracle Cloud": ("192.0.0.192", "fd00:c1::a9fe:a9fe"),
+    "Alibaba Cloud": ("100.100.100.200", "fd00:100::100:200"),
+    "Tencent Cloud": ("169.254.0.23", "169.254.10.10"),
+    "Scaleway": ("169.254.42.42", "fd00:42::42"),
+    "Akamai": ("169.254.169.255", "fd00:a9fe:a9fe::1"),
+    "OpenStack": ("fe80::a9fe:a9fe", "fd00:a9fe:a9fe::254"),
+    "Rancher": ("169.254.169.250",),
+    "link-local": ("169.254.0.1", "169.254.255.254", "fe80::1", "febf::1"),
+}
+EVERYTHING = UrlGuard(
+    parse_allow_list(
+        ("hooks.internal", "0.0.0.0/0", "128.0.0.0/1", "2000::/3", "fc00::/7", "64:ff9b:1::/48")
+    )
+)
+"""A guard whose operator opened all that can be opened."""
+
+
+@pytest.mark.parametrize("cloud", CLOUD_METADATA)
+def test_no_entry_of_the_allow_list_opens_the_metadata_of_a_cloud(cloud: str) -> None:
+    for address in CLOUD_METADATA[cloud]:
+        for host in ("hooks.internal", "example.com"):
+            with pytest.raises(ForbiddenAddressError, match="webhooks.allow cannot open it"):
+                EVERYTHING.check_addresses(host, ("10.0.0.1", address))
+        literal = f"[{address}]" if ":" in address else address
+        assert EVERYTHING.problem_with(f"http://{literal}/latest/") is not None
+
+
+METADATA_V4 = sorted(
+    {text for texts in CLOUD_METADATA.values() for text in texts if ":" not in text}
+)
+NAT64 = {
+    "NAT64, own prefix": lambda number: (0xFD12 << 112) | number,
+    "NAT64, local /96": lambda number: (0x64FF9B0001 << 80) | number,
+    "NAT64, local /48": lambda number: (
+        (0x64FF9B0001 << 80) | ((number >> 16) << 64) | ((number & 0xFFFF) << 40)
+    ),
+    "NAT64, local /56": lambda number: (
+        (0x64FF9B0001 << 80) | ((number >> 24) << 64) | ((number & 0xFFFFFF) << 32)
+    ),
+    "NAT64, local /64": lambda number: (0x64FF9B0001 << 80) | (number << 24),
+}
+OWN_PREFIX_KNOWN = frozenset(METADATA_V4) - {
+    "169.254.169.253", "169.254.169.123", "169.254.169.255", "169.254.0.1", "169.254.255.254"
+}  # fmt: skip
+"""What is recognised behind any prefix: where credentials are, and not all that is link-local."""
+
+
+@pytest.mark.parametrize("way", [*WRAPPINGS, *NAT64])
+def test_no_wrapping_of_a_metadata_address_is_opened_by_the_allow_list(way: str) -> None:
+    wrap = (WRAPPINGS | NAT64)[way]
+    known = OWN_PREFIX_KNOWN if way == "NAT64, own prefix" else METADATA_V4
+    for text in known:
+        wrapped = str(IPv6Address(wrap(int(IPv4Address(text)))))
+        with pytest.raises(ForbiddenAddressError):
+            EVERYTHING.check_addresses("hooks.internal", (wrapped,))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["metadata.google.internal", "METADATA.google.internal.", "metadata.goog", "instance-data"],
+)
+def test_a_name_of_metadata_is_refused_in_a_url_and_on_the_allow_list(name: str) -> None:
+    problem = GUARD.problem_with(f"http://{name}/computeMetadata/v1/")
+    assert problem is not None
+    assert "webhooks.allow cannot open it" in problem
+    with pytest.raises(InvalidFieldError, match="cannot be opened"):
+        parse_allow_list((name,))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    ["169.254.169.254", "169.254.0.0/16", "fe80::/10", "fd00:ec2::254", "168.63.129.16/32"],
+)
+def test_an_entry_that_means_metadata_alone_is_refused(entry: str) -> None:
+    with pytest.raises(InvalidFieldError, match="cannot be opened"):
+        parse_allow_list((entry,))
+
+
+def test_private_networks_beside_the_metadata_stay_open() -> None:
+    for address in ("10.0.0.9", "100.100.100.201", "fd00:ec1::1", "fd12::1", "192.168.0.1"):
+        EVERYTHING.check_addresses("hooks.internal", (address,))

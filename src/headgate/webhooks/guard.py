@@ -3,7 +3,8 @@
 A URL is judged twice. When it is named, by all that can be known without asking anybody: scheme,
 user name, port, and an address that is written out. And when it is used, by every address that its
 name then has. Rule: a connection goes to an address that was judged, never to a name, because a
-second lookup may give another answer.
+second lookup may give another answer. And where clouds hand their machines credentials, no webhook
+goes at all, whatever the allow list says.
 """
 
 from __future__ import annotations
@@ -43,16 +44,62 @@ PRIVATE = (
 )
 """What a name on the allow list may resolve to, beside public addresses."""
 
+METADATA = {
+    "169.254.0.0/16": "link-local: nearly every cloud, containers, pod identities",
+    "fe80::/10": "link-local: OpenStack",
+    "168.63.129.16/32": "Azure wire server",
+    "100.100.100.200/32": "Alibaba Cloud",
+    "192.0.0.192/32": "Oracle Cloud",
+    "fd00:ec2::/32": "AWS: instances, pod identities, DNS, time",
+    "fd20:ce::/32": "Google Cloud",
+    "fd00:c1::/32": "Oracle Cloud",
+    "fd00:42::/32": "Scaleway",
+    "fd00:100::100:200/128": "Alibaba Cloud",
+    "fd00:a9fe:a9fe::/48": "Akamai, OpenStack",
+}
+"""Where clouds serve the machines that they run: no entry of the allow list opens any of it."""
+
+METADATA_NAMES = frozenset(
+    {
+        "instance-data",
+        "instance-data.ec2.internal",
+        "metadata",
+        "metadata.goog",
+        "metadata.google.internal",
+        "metadata.packet.net",
+        "metadata.platformequinix.com",
+        "metadata.tencentyun.com",
+    }
+)
+"""Names by which clouds call it; they are refused before anybody is asked for their address."""
+
+_METADATA_NETWORKS = tuple(map(ip_network, METADATA))
+# Nobody can know the prefix by which a network of its own translates to IPv4 (RFC 6052), but the
+# address is at the end nearly always. Whole ranges would refuse others that only look like it.
+_METADATA_HOSTS = frozenset(
+    int(IPv4Address(text))
+    for text in (
+        "168.63.129.16",
+        "100.100.100.200",
+        "192.0.0.192",
+        "169.254.169.254",
+        "169.254.169.249",
+        "169.254.169.250",
+        "169.254.170.2",
+        "169.254.170.23",
+        "169.254.42.42",
+        "169.254.0.23",
+        "169.254.10.10",
+    )
+)
+
 _ALL_PORTS = frozenset(range(1, 65_536))
 # Addresses are judged apart from the shape of a URL, so that each is refused in its own words.
 _EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
 _SHAPE = Policy(allowed_ports=_ALL_PORTS, allowed_networks=_EVERYWHERE)
 _UNASSIGNED = ("::/3", "4000::/2", "8000::/1")
-# A cloud serves the machines that it runs from here, although the address looks public.
-_WIRE_SERVER = "168.63.129.16/32"
-_OWN_BLOCKS = (
-    *(Block(ip_network(text), "not global", "RFC 4291", Reach.DENIED) for text in _UNASSIGNED),
-    Block(ip_network(_WIRE_SERVER), "Azure wire server", "", Reach.DENIED),
+_OWN_BLOCKS = tuple(
+    Block(ip_network(text), "not global", "RFC 4291", Reach.DENIED) for text in _UNASSIGNED
 )
 # Without what is reachable inside a block that is not: a router's own services are there.
 _DENIED = AddressTable(
@@ -67,6 +114,8 @@ _WORD = 0xFFFF_FFFF
 _MALFORMED = "must be an http or https address, without a user name and with a well-formed host"
 _PATH_CHARACTERS = "/%:@!$&'()*+,;=-._~?"
 _ALLOWED_BY = "webhooks.allow names private networks that may be reached"
+_CREDENTIALS = "clouds serve their machines there"
+_NEVER = f"{_CREDENTIALS}, so webhooks.allow cannot open it"
 
 
 class ForbiddenAddressError(Exception):
@@ -120,6 +169,8 @@ class UrlGuard:
             self.check_addresses(checked.host, (checked.host,))
         elif ends_in_number(checked.host):
             raise ForbiddenAddressError(_MALFORMED)
+        elif _is_metadata_name(checked.host):
+            raise ForbiddenAddressError(f"the host {checked.host} may not be reached; {_NEVER}")
         return _taken_apart(url, checked)
 
     def check_addresses(self, host: str, addresses: Iterable[str]) -> None:
@@ -127,23 +178,61 @@ class UrlGuard:
         policy = self._named_policy if self._allowed.has_name(host) else self._policy
         for address in addresses:
             try:
-                for judged in _all_meant(address):
+                parsed = ip_address(address)
+                carried = _carried(parsed) if isinstance(parsed, IPv6Address) else _Carried()
+            except ValueError:
+                raise _forbidden(address, _ALLOWED_BY) from None
+            if _is_metadata(parsed, carried):
+                raise _forbidden(address, _NEVER)
+            try:
+                for judged in (parsed, *carried.anywhere):
                     policy.check_address(judged)
-            except (SSRFGuardError, ValueError):
-                problem = f"the address {address} may not be reached; {_ALLOWED_BY}"
-                raise ForbiddenAddressError(problem) from None
+            except SSRFGuardError:
+                raise _forbidden(address, _ALLOWED_BY) from None
 
 
-def _all_meant(address: str) -> tuple[IPv4Address | IPv6Address, ...]:
-    """Return an address, with the IPv4 address that a tunnel would take out of it.
+def _forbidden(address: str, why: str) -> ForbiddenAddressError:
+    return ForbiddenAddressError(f"the address {address} may not be reached; {why}")
 
-    The table takes apart what it knows by its beginning; ISATAP may stand in any network.
+
+def _is_metadata(address: IPv4Address | IPv6Address, carried: _Carried) -> bool:
+    if isinstance(address, IPv6Address) and int(address) & _WORD in _METADATA_HOSTS:
+        return True
+    meant = (address, *carried.by_prefix, *carried.anywhere)
+    return any(one in network for one in meant for network in _METADATA_NETWORKS)
+
+
+def _is_metadata_name(host: str) -> bool:
+    return host.lower().rstrip(".") in METADATA_NAMES
+
+
+class _Carried(NamedTuple):
+    """The IPv4 addresses that a tunnel or a translator would take out of an IPv6 address.
+
+    The table of the policy takes apart what it knows by its beginning; ISATAP may stand in any
+    network, so what it carries is judged by the policy as well.
     """
-    parsed = ip_address(address)
-    number = int(parsed)
-    if parsed.version == 4 or (number >> 32) & _WORD not in _ISATAP:  # noqa: PLR2004
-        return (parsed,)
-    return (parsed, IPv4Address(number & _WORD))
+
+    by_prefix: tuple[IPv4Address, ...] = ()
+    anywhere: tuple[IPv4Address, ...] = ()
+
+
+def _carried(address: IPv6Address) -> _Carried:
+    number = int(address)
+    last = IPv4Address(number & _WORD)
+    found: list[IPv4Address] = []
+    if any(address in network for network in _ENDING_IN_IPV4):
+        found.append(last)
+    if address in _LOCAL_NAT64:
+        # By RFC 6052 the eight bits after the first 64 are left out.
+        bits = (number >> 64) << 56 | number & ((1 << 56) - 1)
+        found.extend(IPv4Address((bits >> shift) & _WORD) for shift in (40, 32, 24))
+    if address.sixtofour is not None:
+        found.append(address.sixtofour)
+    if address.teredo is not None:
+        found.extend(address.teredo)
+    is_isatap = (number >> 32) & _WORD in _ISATAP
+    return _Carried(tuple(found), (last,) if is_isatap else ())
 
 
 def _taken_apart(url: str, checked: CheckedUrl) -> Destination:
@@ -161,8 +250,8 @@ def _taken_apart(url: str, checked: CheckedUrl) -> Destination:
 # What `[webhooks] allow` may say: networks as CIDRs, and host names.
 #
 # A network opens the addresses in it. A name opens what it resolves to, as long as that is an
-# address of a private network: a name is worth no more trust than its DNS, and nobody means to send
-# webhooks to a link-local address, where clouds keep their credentials.
+# address of a private network: a name is worth no more trust than its DNS. Neither opens what a
+# cloud keeps for its machines, and an entry that could mean nothing else is refused.
 
 Network = IPv4Network | IPv6Network
 
@@ -183,6 +272,9 @@ _TRANSLATED = tuple(
         ),
     )
 )
+_ENDING_IN_IPV4 = (*_TRANSLATED[:4], IPv6Network("64:ff9b:1::/48"))
+_LOCAL_NAT64 = IPv6Network("64:ff9b:1::/48")
+_LEAVE = "leave it out"
 _EXAMPLES = "write a network as 10.0.0.0/8 or a host name as hooks.internal"
 
 
@@ -226,7 +318,15 @@ def _network(entry: str) -> Network | None:
     if isinstance(network, IPv6Network) and _is_translated(network):
         problem = f"{entry!r} carries IPv4 addresses; write the IPv4 network instead"
         raise InvalidFieldError("allow", problem)
+    if any(_is_inside(network, metadata) for metadata in _METADATA_NETWORKS):
+        raise InvalidFieldError("allow", f"{entry!r} cannot be opened: {_CREDENTIALS}; {_LEAVE}")
     return network
+
+
+def _is_inside(network: Network, other: Network) -> bool:
+    if isinstance(network, IPv4Network):
+        return isinstance(other, IPv4Network) and network.subnet_of(other)
+    return isinstance(other, IPv6Network) and network.subnet_of(other)
 
 
 def _is_translated(network: IPv6Network) -> bool:
@@ -237,6 +337,8 @@ def _name(entry: str) -> str:
     name = entry.lower().rstrip(".")
     if _NAME.fullmatch(name) is None or ends_in_number(name):
         raise InvalidFieldError("allow", f"{entry[:60]!r} is neither; {_EXAMPLES}")
+    if name in METADATA_NAMES:
+        raise InvalidFieldError("allow", f"{entry!r} cannot be opened: {_CREDENTIALS}; {_LEAVE}")
     return name
 
 
