@@ -206,7 +206,7 @@ EVERYTHING = UrlGuard(
 def test_no_entry_of_the_allow_list_opens_the_metadata_of_a_cloud(cloud: str) -> None:
     for address in CLOUD_METADATA[cloud]:
         for host in ("hooks.internal", "example.com"):
-            with pytest.raises(ForbiddenAddressError, match="webhooks.allow cannot open it"):
+            with pytest.raises(ForbiddenAddressError, match=r"webhooks\.allow cannot open it"):
                 EVERYTHING.check_addresses(host, ("10.0.0.1", address))
         literal = f"[{address}]" if ":" in address else address
         assert EVERYTHING.problem_with(f"http://{literal}/latest/") is not None

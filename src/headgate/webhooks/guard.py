@@ -170,7 +170,8 @@ class UrlGuard:
         elif ends_in_number(checked.host):
             raise ForbiddenAddressError(_MALFORMED)
         elif _is_metadata_name(checked.host):
-            raise ForbiddenAddressError(f"the host {checked.host} may not be reached; {_NEVER}")
+            problem = f"the host {checked.host} may not be reached; {_NEVER}"
+            raise ForbiddenAddressError(problem)
         return _taken_apart(url, checked)
 
     def check_addresses(self, host: str, addresses: Iterable[str]) -> None:
