@@ -14,6 +14,7 @@ from api.fake_tokens import Door, FakeTokens
 from headgate.api import auth
 from headgate.api.app import ROUTES
 from headgate.api.auth import Authenticator, is_loopback
+from headgate.api.callers import LOCAL, Caller, Permission
 from headgate.errors import StoreUnavailableError
 from headgate.storage.tokens import Bounds
 from headgate.testing import VirtualClock
@@ -506,3 +507,14 @@ def test_no_text_of_a_token_is_in_anything_that_a_service_says() -> None:
     )
     # A part of it, since what is told of a text is cut.
     assert secret[:16] not in said
+
+
+@pytest.mark.parametrize(
+    ("permissions", "is_trusted"),
+    [(("submit", "read", "cancel"), False), (("submit", "admin"), True), (("admin",), True)],
+)
+def test_what_is_stated_counts_as_given_of_an_operator_alone(
+    permissions: tuple[Permission, ...], is_trusted: bool
+) -> None:
+    assert Caller(name="x", permissions=frozenset(permissions)).is_trusted is is_trusted
+    assert LOCAL.is_trusted

@@ -54,6 +54,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Whether not everything belongs to the caller."""
         return self.bounds.is_bound
 
+    @property
+    def is_trusted(self) -> bool:
+        """Whether what it states is taken as given: an operator, or anybody without tokens.
+
+        What anybody else states of costs, tokens and weights is a claim.
+        """
+        return "admin" in self.permissions
+
     def may(self, permission: Permission | None) -> bool:
         """Tell whether the caller may do what needs this permission; None is free to all."""
         return permission is None or permission in self.permissions
