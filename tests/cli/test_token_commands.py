@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import pytest
 
 from api.fake_tokens import FakeTokens
 from cli.said import Command, Said
-from headgate.cli.connection import PREVIOUS, token_lines, write_token
+from headgate.app import build_service
+from headgate.cli.connection import PENDING, PREVIOUS, file_lines, make_first_token, write_token
 from headgate.cli.main import run
+from headgate.cli.up import attach_first_token
+from headgate.config import Settings
+from headgate.config.settings import StoreSettings
 from headgate.storage.sqlite import SqliteTaskStore
-from headgate.storage.tokens import Token, read_token
+from headgate.storage.tokens import KeptToken, Token, new_token, read_token
 from service.support import ServiceProcess, running_service, wait_until
 
 SETTINGS = """
@@ -226,31 +231,31 @@ async def test_a_node_that_was_not_the_first_leaves_the_file_as_it_was(tmp_path:
             return []
 
     tokens = Raced()
-    assert len(await token_lines(tokens, tmp_path / "a", is_needed=False)) == 2
-    assert await token_lines(tokens, tmp_path / "b", is_needed=False) == []
+    assert len(await make_first_token(tokens, tmp_path / "a")) == 2
+    assert await make_first_token(tokens, tmp_path / "b") == []
     assert list((tmp_path / "b").iterdir()) == []
     write_token(tmp_path / "b", WRONG)
-    await token_lines(tokens, tmp_path / "b", is_needed=False)
+    await make_first_token(tokens, tmp_path / "b")
     assert (tmp_path / "b" / "token").read_text().strip() == WRONG
     assert len(tokens.kept) == 1
 
 
 async def test_a_later_start_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:
     tokens = FakeTokens()
-    first = await token_lines(tokens, tmp_path, is_needed=False)
+    first = await make_first_token(tokens, tmp_path)
     assert first[0] == f"token {(tmp_path / 'token').read_text().strip()}"
-    assert await token_lines(tokens, tmp_path, is_needed=True) == []
+    assert await file_lines(tokens, tmp_path, is_needed=True) == []
     (token_id,) = tokens.kept
     await tokens.revoke(token_id)
-    assert "has a token that is over" in (await token_lines(tokens, tmp_path, is_needed=False))[0]
+    assert "has a token that is over" in (await file_lines(tokens, tmp_path, is_needed=False))[0]
     write_token(tmp_path, WRONG)
-    assert "has no token of this store" in (await token_lines(tokens, tmp_path, is_needed=False))[0]
+    assert "has no token of this store" in (await file_lines(tokens, tmp_path, is_needed=False))[0]
     (tmp_path / "token").chmod(0o644)
-    assert "others may read" in (await token_lines(tokens, tmp_path, is_needed=False))[0]
+    assert "others may read" in (await file_lines(tokens, tmp_path, is_needed=False))[0]
     (tmp_path / "token").unlink()
-    assert await token_lines(tokens, tmp_path, is_needed=False) == []
+    assert await file_lines(tokens, tmp_path, is_needed=False) == []
     assert (
-        "does not exist; headgate token" in (await token_lines(tokens, tmp_path, is_needed=True))[0]
+        "does not exist; headgate token" in (await file_lines(tokens, tmp_path, is_needed=True))[0]
     )
     assert len(tokens.kept) == 1
 
@@ -301,7 +306,7 @@ def test_there_is_a_token_at_every_moment_and_it_outlives_a_power_cut(
     monkeypatch.setattr(os, "fsync", noted)
     for _ in range(2):
         assert write_token(tmp_path, "hg_new") is None
-    assert synced[-2:] == [False, True]
+    assert synced[-3:] == [False, True, True]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["token", PREVIOUS]
 
 
@@ -311,9 +316,9 @@ async def test_an_older_token_is_not_put_back_where_there_was_none(tmp_path: Pat
             return []
 
     tokens = Raced()
-    await token_lines(tokens, tmp_path / "a", is_needed=False)
+    await make_first_token(tokens, tmp_path / "a")
     (tmp_path / PREVIOUS).write_text(WRONG)
-    assert await token_lines(tokens, tmp_path, is_needed=False) == []
+    assert await make_first_token(tokens, tmp_path) == []
     assert not (tmp_path / "token").exists()
 
 
@@ -324,3 +329,146 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     written = tmp_path / "new" / "folder" / "token"
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     assert [path.name for path in written.parent.iterdir()] == ["token"]
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Killed(BaseException):
+    """The process ends here, and nothing that follows is done."""
+
+
+class Steps:
+    """Counts the steps of a start, and kills it before or after one of them."""
+
+    def __init__(self, last: int) -> None:
+        self.done = 0
+        self._last = last
+
+    def step(self) -> None:
+        if self.done == self._last:
+            raise Killed
+        self.done += 1
+
+
+class KillableTokens(FakeTokens):
+    """Tokens whose store may take what it was given although nobody hears of it."""
+
+    steps = Steps(-1)
+
+    async def list(self) -> list[Token]:
+        self.steps.step()
+        return await super().list()
+
+    async def create_first(self, kept: KeptToken) -> bool:
+        self.steps.step()
+        is_first = await super().create_first(kept)
+        self.steps.step()
+        return is_first
+
+
+FILE_STEPS = ("open", "write", "fsync", "link")
+
+
+async def killed_at(last: int, tokens: KillableTokens, folder: Path) -> bool:
+    """Run a first start that is killed at a step; say whether it came to its end before."""
+    tokens.steps = Steps(last)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in FILE_STEPS:
+            patch.setattr(os, name, _killing(tokens.steps, getattr(os, name)))
+        patch.setattr(Path, "replace", _killing(tokens.steps, Path.replace))
+        patch.setattr(Path, "unlink", _killing(tokens.steps, Path.unlink))
+        try:
+            await make_first_token(tokens, folder)
+        except Killed:
+            return False
+        return True
+
+
+def _killing(steps: Steps, call: Callable[P, T]) -> Callable[P, T]:
+    def stepped(*args: P.args, **kwargs: P.kwargs) -> T:
+        steps.step()
+        found = call(*args, **kwargs)
+        steps.step()
+        return found
+
+    return stepped
+
+
+@pytest.mark.parametrize("has_older_file", [False, True])
+async def test_a_first_start_that_is_killed_anywhere_leaves_a_token_that_the_next_one_finds(
+    tmp_path: Path, has_older_file: bool
+) -> None:
+    is_whole, last = False, 0
+    while not is_whole:
+        folder, tokens = tmp_path / str(last), KillableTokens()
+        if has_older_file:
+            write_token(folder, WRONG)
+        is_whole = await killed_at(last, tokens, folder)
+        path = folder / "token"
+        text = path.read_text().strip() if path.exists() else WRONG
+        assert text == WRONG or _opens(tokens, text), "the file has a token that nobody stored"
+        assert len(tokens.kept) <= 1
+        tokens.steps = Steps(-1)
+        await make_first_token(tokens, folder)
+        assert len(tokens.kept) == 1, "a second start makes no second token"
+        assert _opens(tokens, path.read_text().strip())
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert not (folder / PENDING).exists()
+        assert await file_lines(tokens, folder, is_needed=True) == []
+        last += 1
+    assert last > 15, "there are that many steps to be killed at"
+
+
+def _opens(tokens: FakeTokens, text: str) -> bool:
+    read = read_token(text)
+    kept = None if read is None else tokens.kept.get(read[0])
+    return read is not None and kept is not None and kept.is_opened_by(read[1])
+
+
+async def test_a_stored_token_gets_to_its_place_though_others_were_made_since(
+    tmp_path: Path,
+) -> None:
+    last, tokens, folder = 0, KillableTokens(), tmp_path
+    while not tokens.kept:
+        folder, tokens = tmp_path / str(last), KillableTokens()
+        await killed_at(last, tokens, folder)
+        last += 1
+    assert not (folder / "token").exists()
+    await tokens.add(new_token(name="later", permissions=("read",), now=tokens.now()).kept)
+    tokens.steps = Steps(-1)
+    await make_first_token(tokens, folder)
+    assert _opens(tokens, (folder / "token").read_text().strip())
+    assert len(tokens.kept) == 2
+
+
+async def test_a_service_is_ready_only_when_its_first_token_is_stored(tmp_path: Path) -> None:
+    settings = Settings(store=StoreSettings(url="memory:"))
+    service = build_service(settings, data=tmp_path, environ={})
+    first = attach_first_token(service, tmp_path)
+    stored, asked = asyncio.Event(), asyncio.Event()
+    create = service.api.tokens.create_first
+
+    async def slow(kept: KeptToken) -> bool:
+        asked.set()
+        await stored.wait()
+        return await create(kept)
+
+    service.api.tokens.create_first = slow  # type: ignore[method-assign]
+    starting = asyncio.create_task(service.engine.start())
+    try:
+        await asked.wait()
+        assert not service.engine.opened.is_set(), "connections wait"
+        assert not service.engine.health().is_ready
+        assert not first
+        assert not (tmp_path / "token").exists()
+        stored.set()
+        await starting
+        assert service.engine.health().is_ready
+        assert first[0] == f"token {(tmp_path / 'token').read_text().strip()}"
+        assert len(await service.api.tokens.list()) == 1
+    finally:
+        stored.set()
+        await starting
+        await service.engine.stop(drain_seconds=0.0)

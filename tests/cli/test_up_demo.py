@@ -101,7 +101,7 @@ def test_where_a_token_is_asked_for_it_is_told(tmp_path: Path, temporary: Path) 
 
 async def test_without_pages_nobody_is_sent_to_a_browser(tmp_path: Path) -> None:
     async with running(tmp_path, '[dashboard]\nmode = "off"\n') as service:
-        text = await demo_welcome(service.service, "http://127.0.0.1:7420", tmp_path)
+        text = demo_welcome(service.service, "http://127.0.0.1:7420", tmp_path)
     assert text.startswith("headgate serves http://127.0.0.1:7420 without pages; Ctrl-C ends it\n")
     assert "browser" not in text
     assert "headgate top" in text

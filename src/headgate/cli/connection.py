@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from headgate.errors import InvalidSettingError, LedgerUnavailableError, NotAllowedError
-from headgate.storage.tokens import FIRST_NAME, PERMISSIONS, TokenStore, new_token, read_token
+from headgate.storage.tokens import TokenStore, first_token, read_token
 
 if TYPE_CHECKING:
     from headgate.client.requests import Address
@@ -189,46 +189,60 @@ def read_private_file(path: Path) -> bytes | None:
 # here, where commands on the same machine find it. Rule: nobody else can read the file at any
 # moment, and a start never makes a second token: one that can be had by starting again would be
 # no secret.
+#
+# A start may be killed between any two steps. So the token is written beside its place, then
+# stored, then moved to its place. The file never has a token that the store does not know, and one
+# that was stored is found beside its place by the next start, which goes on from there.
 
 PREVIOUS = f"{TOKEN_FILE}.previous"
+PENDING = f"{TOKEN_FILE}.first"
 _ONLY_THE_OWNER = 0o600
 _ONLY_THE_OWNER_ENTERS = 0o700
 _MAKE_ONE = "headgate token create makes one; without any, headgate token create --offline does"
 
 
-async def token_lines(tokens: TokenStore, directory: Path, *, is_needed: bool) -> list[str]:
-    """Make the first token of a store, or look whether the file has a good one; say so in lines."""
+async def make_first_token(tokens: TokenStore, directory: Path) -> list[str]:
+    """Make the first token of a store, and return the lines that tell it; none if there was one."""
+    begun = _begun_text(directory / PENDING)
+    if begun is None and await tokens.list():
+        return []
+    new = first_token(tokens.now(), text=begun)
+    problem = _write_beside(directory, new.text) if begun is None else None
     path = directory / TOKEN_FILE
-    first = [] if await tokens.list() else await _first_lines(tokens, directory)
-    if first:
-        return first
+    if not await tokens.create_first(new.kept):
+        # Another was first. Where an earlier start stored this one all the same, and more were made
+        # since, it is lost unless it gets to its place.
+        is_stored = await tokens.get(new.kept.token.id) is not None
+        if not is_stored or await _problem_with(path, tokens) is None:
+            _unlink_pending(directory)
+            return []
+    problem = problem or _move_to_place(directory)
+    place = f"it is in {path}" if problem is None else f"{path} could not be written: {problem}"
+    return [f"token {new.text}", f"this is shown once; {place}"]
+
+
+async def file_lines(tokens: TokenStore, directory: Path, *, is_needed: bool) -> list[str]:
+    """Look whether the file has a good token, and say what is wrong with it."""
+    path = directory / TOKEN_FILE
     why = await _problem_with(path, tokens)
     if why is None or (why == "" and not is_needed):
         return []
     return [f"{path} {why or 'does not exist'}; {_MAKE_ONE}"]
 
 
-async def _first_lines(tokens: TokenStore, directory: Path) -> list[str]:
-    """Make the first token; nothing if another node has done so meanwhile."""
-    new = new_token(name=FIRST_NAME, permissions=PERMISSIONS, now=tokens.now())
-    path = directory / TOKEN_FILE
-    had_one = path.exists()
-    # The file comes first: a crash in between must not leave a token that nobody has.
-    problem = write_token(directory, new.text)
-    if not await tokens.create_first(new.kept):
-        _put_back(directory, had_one=had_one)
-        return []
-    place = f"it is in {path}" if problem is None else f"{path} could not be written: {problem}"
-    return [f"token {new.text}", f"this is shown once; {place}"]
+def _begun_text(pending: Path) -> str | None:
+    """Return the token that an earlier start wrote and did not move to its place."""
+    try:
+        content = read_private_file(pending)
+    except InvalidSettingError:
+        return None
+    text = "" if content is None else content.decode("ascii", "replace").strip()
+    return None if read_token(text) is None else text
 
 
-def _put_back(directory: Path, *, had_one: bool) -> None:
-    path = directory / TOKEN_FILE
+def _unlink_pending(directory: Path) -> None:
     with suppress(OSError):
-        if had_one:
-            (directory / PREVIOUS).replace(path)
-        else:
-            path.unlink()
+        (directory / PENDING).unlink()
 
 
 def token_header(directory: Path) -> str:
@@ -242,12 +256,26 @@ def write_token(directory: Path, text: str) -> str | None:
     One that was there, of another store perhaps, is kept beside it. At no moment is there none, and
     what was written outlives a power cut.
     """
-    path, fresh = directory / TOKEN_FILE, directory / f"{TOKEN_FILE}.{os.getpid()}"
+    return _write_beside(directory, text) or _move_to_place(directory)
+
+
+def _write_beside(directory: Path, text: str) -> str | None:
+    fresh = directory / f"{TOKEN_FILE}.{os.getpid()}"
     try:
         directory.mkdir(mode=_ONLY_THE_OWNER_ENTERS, parents=True, exist_ok=True)
         _write_private(fresh, text)
+        fresh.replace(directory / PENDING)
+        _sync(directory)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _move_to_place(directory: Path) -> str | None:
+    path = directory / TOKEN_FILE
+    try:
         _keep_previous(path, directory / PREVIOUS)
-        fresh.replace(path)
+        (directory / PENDING).replace(path)
         _sync(directory)
     except OSError as error:
         return error.strerror or str(error)

@@ -23,10 +23,11 @@ import msgspec
 from headgate.cli.connection import (
     TOKEN_FILE,
     data_directory,
+    file_lines,
     json_option,
+    make_first_token,
     read_private_file,
     token_header,
-    token_lines,
 )
 from headgate.cli.main import loop_factory, tune_interpreter
 from headgate.errors import HeadgateError, InvalidSettingError
@@ -254,13 +255,14 @@ async def _work(
 
     engine = service.engine
     engine.node.address = service.settings.server.advertise or address
+    first = attach_first_token(service, directory)
     try:
         await engine.start()
         tune_interpreter()
         if demo is None or as_json:
-            click.echo(await welcome(service, address, directory, as_json=as_json))
+            click.echo(await welcome(service, address, directory, first, as_json=as_json))
         else:
-            click.echo(await demo_welcome(service, address, directory))
+            click.echo(demo_welcome(service, address, directory))
         if demo is not None:
             _begin(demo, address)
         await stopping.wait()
@@ -272,6 +274,17 @@ async def _work(
             await asyncio.to_thread(service.telemetry.close)
         if engine.runner.has_left_behind:
             _leave_behind(demo)
+
+
+def attach_first_token(service: Service, directory: Path) -> list[str]:
+    """Have the first token stored before the service is ready; the lines of it are added then."""
+    lines: list[str] = []
+
+    async def prepare() -> None:
+        lines.extend(await make_first_token(service.api.tokens, directory))
+
+    service.engine.before_start(prepare)
+    return lines
 
 
 def _begin(demo: Demo, address: str) -> None:
@@ -356,29 +369,33 @@ class Started(msgspec.Struct, kw_only=True, rename="camel"):
     token_file: str | None
 
 
-async def welcome(service: Service, address: str, directory: Path, *, as_json: bool) -> str:
-    """Return what is to be printed; the first token of a store is made for it."""
-    if as_json:
-        return await _for_programs(service, address, directory)
+async def welcome(
+    service: Service, address: str, directory: Path, first: list[str], *, as_json: bool
+) -> str:
+    """Return what is to be printed, with the lines of the first token if one was made."""
     from headgate.app import auth_rules  # noqa: PLC0415
 
     is_needed = auth_rules(service.settings).needs_token
+    problems = await file_lines(service.api.tokens, directory, is_needed=is_needed)
+    if as_json:
+        # What is said of the token has no secret, only what is wrong with the file.
+        for line in problems:
+            click.echo(f"headgate: {line}", err=True)
+        return _for_programs(service, address, directory)
     header = token_header(directory) if is_needed else ""
     lines = [f"headgate serves {address}"]
     # Before the lines that need it, and in the same piece: whoever reads one has read the other.
-    token = await token_lines(service.api.tokens, directory, is_needed=is_needed)
-    lines += [f"  {line}" for line in token]
+    lines += [f"  {line}" for line in first or problems]
     lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
     lines.append(f"  curl -s{header} {address}/tasks")
     return "\n".join(lines)
 
 
-async def demo_welcome(service: Service, address: str, folder: Path) -> str:
+def demo_welcome(service: Service, address: str, folder: Path) -> str:
     """Return what is printed of a demonstration: where to look at it, before anything else."""
     from headgate.app import auth_rules  # noqa: PLC0415
 
     is_needed = auth_rules(service.settings).needs_token
-    await token_lines(service.api.tokens, folder, is_needed=is_needed)
     token = read_private_file(folder / TOKEN_FILE) if is_needed else None
     if service.settings.dashboard.mode == "off":
         place, use = f"headgate serves {address} without pages", "its token is"
@@ -394,15 +411,8 @@ async def demo_welcome(service: Service, address: str, folder: Path) -> str:
     return "\n".join(lines)
 
 
-async def _for_programs(service: Service, address: str, directory: Path) -> str:
+def _for_programs(service: Service, address: str, directory: Path) -> str:
     """Return one line of JSON; a token that was made now is in its file alone."""
-    from headgate.app import auth_rules  # noqa: PLC0415
-
-    is_needed = auth_rules(service.settings).needs_token
-    await token_lines(service.api.tokens, directory, is_needed=is_needed)
-    # Now there is one. What is said of it has no secret, only what is wrong with the file.
-    for line in await token_lines(service.api.tokens, directory, is_needed=is_needed):
-        click.echo(f"headgate: {line}", err=True)
     path = directory / TOKEN_FILE
     started = Started(
         address=address,

@@ -153,6 +153,16 @@ def new_token(
     return NewToken(kept=kept, text=f"hg_{token_id}_{secret}")
 
 
+def first_token(now: float, *, text: str | None = None) -> NewToken:
+    """Make the first token of a store; with a text, the one that an earlier start began to make."""
+    new = new_token(name=FIRST_NAME, permissions=PERMISSIONS, now=now)
+    read = None if text is None else read_token(text)
+    if text is None or read is None:
+        return new
+    token = msgspec.structs.replace(new.kept.token, id=read[0])
+    return NewToken(kept=KeptToken(token=token, secret_hash=hash_of(read[1])), text=text)
+
+
 def read_token(text: str) -> tuple[str, str] | None:
     """Return the id and the secret of a text; None if it is no token."""
     match = _TEXT.fullmatch(text)
