@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.api.api import Api, EventStreams
+from headgate.api.api import Api
 from headgate.api.app import App
 from headgate.api.auth import Authenticator, AuthRules, is_loopback
 from headgate.api.bulk import BulkWork
 from headgate.api.schema.tasks import LimitsBody
+from headgate.api.shares import Shares
 from headgate.api.submission import SubmissionParser
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import LedgerTracker
@@ -554,10 +555,10 @@ def build_api(
     telemetry: Telemetry | None,
 ) -> Api:
     """Return what the handlers of requests share; it follows the settings in force."""
-    streams, tokens = EventStreams(), TokenStore(store)
+    shares, tokens = Shares(), TokenStore(store)
     usage = UsageReports(store)
     tracker = LedgerTracker(StoreLedger(store) if engine.ledger is None else engine.ledger)
-    metrics = build_metrics(engine, store, tracker, usage, slots, streams)
+    metrics = build_metrics(engine, store, tracker, usage, slots, shares)
     api = Api(
         engine=engine,
         config=config,
@@ -573,7 +574,7 @@ def build_api(
         slots=slots,
         webhooks=webhooks,
         metrics=metrics,
-        streams=streams,
+        shares=shares,
         telemetry=telemetry,
     )
 
@@ -631,13 +632,13 @@ def build_metrics(
     tracker: LedgerTracker,
     usage: UsageReports,
     slots: Slots,
-    streams: EventStreams,
+    shares: Shares,
 ) -> ServiceMetrics:
     """Return all metrics of a service."""
     beside = Beside(
         tracker=tracker,
         usage=usage,
-        streams=lambda: streams.count,
+        streams=lambda: shares.streams.taken,
         slots=slots.statuses,
         writer_queue=lambda: store.writer.queue_length,
         deliveries=DeliveryCounts(store).read,

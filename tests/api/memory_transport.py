@@ -29,6 +29,12 @@ class MemoryTransport(asyncio.Transport):
     def can_write_eof(self) -> bool:
         return True
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.limits = (high, low)
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
     def pause_reading(self) -> None:
         assert not self.is_paused
         self.is_paused = True

@@ -71,6 +71,14 @@ def test_whoever_asks_first_is_not_told_to_go_on_if_it_is_not_let_in() -> None:
     assert b"100 Continue" not in transport.written
 
 
+@pytest.mark.parametrize(("old", "interim"), [(False, 1), (True, 0)])
+def test_only_a_client_of_1_1_is_told_to_go_on(old: bool, interim: int) -> None:
+    """An older client would take the interim answer for the answer."""
+    asking = head(HOST, length(len(BODY)), b"Expect: 100-continue\r\n", old=old)
+    written = asyncio.run(fed([asking, BODY])).written
+    assert (written.count(b"100 Continue"), written.count(b"HTTP/1.1 202")) == (interim, 1)
+
+
 def test_what_needs_no_token_needs_none_with_a_body_either() -> None:
     for route in ROUTES:
         if route.needs is None:
@@ -118,19 +126,19 @@ def connected(shared: Connections) -> tuple[connection.Connection, MemoryTranspo
     return client, transport
 
 
-async def test_bodies_have_one_bound_over_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MAX_HELD_BYTES", 1_000)
+async def test_bodies_have_one_bound_over_all_connections() -> None:
     app = fake_app()
     shared = Connections(app)
+    shared.shares.bytes.most = 1_000
     first, _ = connected(shared)
     first.data_received(head(HOST, length(900)) + b" " * 800)
     second, refused = connected(shared)
     second.data_received(head(HOST, length(900)) + b" " * 300)
-    assert codes(refused.written) == ["unavailable"]
-    assert shared.held_bytes == 800
+    assert codes(refused.written) == ["limit_reached"]
+    assert shared.shares.bytes.taken == 800
     first.connection_lost(None)
     second.connection_lost(None)
-    assert shared.held_bytes == 0
+    assert shared.shares.bytes.taken == 0
 
 
 async def test_what_was_answered_is_not_held_any_more() -> None:
@@ -141,7 +149,7 @@ async def test_what_was_answered_is_not_held_any_more() -> None:
     for _ in range(60):
         await asyncio.sleep(0)
     assert transport.written.count(b"HTTP/1.1 202") == 2
-    assert shared.held_bytes == 0
+    assert shared.shares.bytes.taken == 0
     client.connection_lost(None)
 
 
@@ -153,4 +161,4 @@ async def test_what_is_worked_on_when_its_client_goes_is_let_go_of_once() -> Non
     client.connection_lost(None)
     for _ in range(60):
         await asyncio.sleep(0)
-    assert shared.held_bytes == 0
+    assert shared.shares.bytes.taken == 0

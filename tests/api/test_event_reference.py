@@ -7,8 +7,9 @@ import re
 import msgspec
 
 from doc_pages import ROOT, rows_under
-from headgate.api.events import HEARTBEAT_SECONDS, MAX_STREAMS, QUERY_FIELDS
+from headgate.api.events import HEARTBEAT_SECONDS, QUERY_FIELDS
 from headgate.api.http import connection
+from headgate.api.shares import MAX_STREAMS
 from headgate.core.events import MAX_ERROR_CHARACTERS, MEANINGS, EventKind, TaskEvent
 from headgate.engine.events import MAX_EVENTS
 

@@ -17,7 +17,7 @@ from api.fake_app import fake_app
 from api.fake_engine import FakeEngine
 from api.fake_tokens import FakeTokens
 from headgate.api import app as web_app
-from headgate.api import events
+from headgate.api import events, shares
 from headgate.api.app import App
 from headgate.api.auth import Authenticator
 from headgate.api.callers import Caller
@@ -290,7 +290,7 @@ def test_streams_end_when_this_node_dispatches_no_more(play: Play) -> None:
 
 
 def test_streams_are_counted_and_bounded(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_STREAMS", 2)
+    monkeypatch.setattr(shares, "MAX_STREAMS", 2)
 
     async def scenario(_: FakeEngine, open_stream: Open) -> None:
         streams = [await open_stream("/events") for _ in range(2)]

@@ -15,6 +15,7 @@ import uvloop
 
 from api.asgi_client import Response
 from api.fake_app import fake_app
+from headgate.api import shares
 from headgate.api.http import connection
 from headgate.api.http.request import MAX_BODY_BYTES
 from headgate.api.http.server import listen, serve
@@ -458,23 +459,61 @@ def test_a_request_that_takes_long_is_not_taken_for_an_idle_connection(
     assert looked == 5
 
 
-def test_more_connections_than_the_limit_are_told_to_come_again(
+def test_of_more_connections_than_there_may_be_the_one_idle_longest_gives_way(
     run: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(shares, "MAX_CONNECTIONS", 9)
 
     async def scenario(connect: Connect) -> None:
-        first = await connect()
-        await first.send(ALIVE)
-        await first.answer()
-        second = await connect()
-        status, headers, body = await second.answer()
-        assert (status, json.loads(body)["code"]) == (503, "unavailable")
-        assert headers["retry-after"] == "1"
-        await first.send(ALIVE)
-        assert (await first.answer())[0] == 200
+        peers = []
+        for _ in range(9):
+            peers.append(await connect())
+            await peers[-1].send(ALIVE)
+            await peers[-1].answer()
+        assert await peers[0].rest() == b""
+        for peer in peers[1:]:
+            await peer.send(ALIVE)
+            assert (await peer.answer())[0] == 200
 
     run(scenario)
+
+
+def test_where_all_connections_are_busy_a_further_one_is_for_one_request(
+    run: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(shares, "EXTRA_CONNECTIONS", 1)
+    started, done = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            started.set()
+            await done.wait()
+        await answer_with(send, b"yes")
+
+    async def scenario(connect: Connect) -> None:
+        busy = []
+
+        async def keep_one_busy() -> None:
+            busy.append(await connect())
+            await busy[-1].send(ALIVE.replace(b"/livez", b"/slow"))
+            await started.wait()
+            started.clear()
+
+        await keep_one_busy()
+        await keep_one_busy()
+        extra = await connect()
+        await extra.send(ALIVE)
+        status, headers, _ = await extra.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert await extra.rest() == b""
+        await keep_one_busy()
+        with suppress(ConnectionError):
+            assert await (await connect()).rest() == b""
+        done.set()
+        assert [(await peer.answer())[0] for peer in busy] == [200, 200, 200]
+
+    run(scenario, slow)
 
 
 async def answer_with(send: Any, *pieces: bytes) -> None:

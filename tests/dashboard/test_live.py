@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from api.asgi_client import Client, scope_of
@@ -14,10 +13,11 @@ from dashboard.browser import WAIT_SECONDS, Browser, serving, submit
 from dashboard.test_login import LOCKED, token_of
 from dashboard.test_slots_page import with_slots
 from headgate.api.app import App
-from headgate.api.callers import LOCAL
+from headgate.api.callers import LOCAL, Caller
 from headgate.api.http.request import Request
+from headgate.api.shares import MAX_PAGES
 from headgate.dashboard import live
-from headgate.dashboard.live import MAX_STREAMS, MAX_STREAMS_PER_CALLER, Live, Seen, changes, look
+from headgate.dashboard.live import Seen, changes, look, stream, until_look
 from headgate.dashboard.page import View
 from headgate.errors import NotDispatchingError
 
@@ -32,15 +32,15 @@ def view_of(app: App, **headers: str) -> View:
     return View(api=app.api, request=request, caller=LOCAL, mode="on", now=0.0)
 
 
-async def refused(streams: Live, view: View) -> str:
+async def refused(view: View) -> str:
     """Return why a stream is refused, up to what to do about it; it must say that and end."""
-    answer = await streams.stream(view, "")
+    answer = await stream(view, "")
     assert answer.stream is not None
     (piece,) = [piece async for piece in answer.stream]
     name, data, *rest = piece.decode().split("\n")
     assert (name, rest) == ("event: refused", ["", ""])
     reason, _, advice = data.removeprefix("data: ").partition("; ")
-    assert advice == "close some"
+    assert advice == "end some of them, or try again later"
     return reason
 
 
@@ -95,8 +95,7 @@ async def test_a_page_hears_of_a_task_within_two_looks(
 ) -> None:
     monkeypatch.setattr(live, "LOOK_SECONDS", 0.02)
     async with serving(tmp_path) as (_, app):
-        streams = Live()
-        answer = await streams.stream(view_of(app), "")
+        answer = await stream(view_of(app), "")
         assert (answer.content_type, answer.stream is not None) == (b"text/event-stream", True)
         assert answer.stream is not None
         async with asyncio.timeout(WAIT_SECONDS):
@@ -112,9 +111,9 @@ async def test_a_page_hears_of_a_task_within_two_looks(
         assert again == CHANGED, "what is settled after the end is shown"
         assert b"event: tasks\ndata:\n\n" in told
         assert told.endswith(CHANGED)
-        assert streams.streams == 1
+        assert app.api.shares.pages.taken == 1
         await answer.stream.aclose()
-        assert streams.streams == 0
+        assert app.api.shares.pages.taken == 0
 
 
 async def test_a_page_that_hears_nothing_is_refreshed_all_the_same(
@@ -141,7 +140,7 @@ async def test_a_page_of_a_node_that_sees_no_tasks_looks_again_sooner(
 
 async def first_told(app: App) -> bytes:
     """Return the first thing that a stream tells after its beginning."""
-    answer = await Live().stream(view_of(app), "")
+    answer = await stream(view_of(app), "")
     assert answer.stream is not None
     async with asyncio.timeout(WAIT_SECONDS):
         await anext(answer.stream)
@@ -159,7 +158,7 @@ async def test_the_stream_of_a_token_that_was_revoked_at_another_node_ends(
         token = await token_of(service, "read")
         view = view_of(app, authorization=f"Bearer {token}")
         view.request.caller = await app.api.auth.look_up(view.request, "read")
-        answer = await Live().stream(view, "")
+        answer = await stream(view, "")
         assert answer.stream is not None
         await anext(answer.stream)
         # As another node does it: nothing here is told.
@@ -173,15 +172,15 @@ async def test_a_stream_ends_at_once_when_its_token_is_revoked_at_the_same_node(
 ) -> None:
     monkeypatch.setattr(live, "LOOK_SECONDS", 3_600.0)
     async with serving(tmp_path, LOCKED) as (service, app):
-        streams, token, other = Live(), await token_of(service, "read"), await token_of(service)
+        token, other = await token_of(service, "read"), await token_of(service)
         opened = []
         for one in (token, other):
             view = view_of(app, authorization=f"Bearer {one}")
             view.request.caller = await app.api.auth.look_up(view.request, "read")
-            stream = (await streams.stream(view, "")).stream
-            assert stream is not None
-            await anext(stream)
-            opened.append(asyncio.ensure_future(anext(stream, b"ended")))
+            pieces = (await stream(view, "")).stream
+            assert pieces is not None
+            await anext(pieces)
+            opened.append(asyncio.ensure_future(anext(pieces, b"ended")))
         await asyncio.sleep(0)
         await service.api.tokens.revoke(token.split("_")[1])
         app.api.auth.forget()
@@ -190,40 +189,42 @@ async def test_a_stream_ends_at_once_when_its_token_is_revoked_at_the_same_node(
         assert not opened[1].done(), "that of another token goes on"
         opened[1].cancel()
         await asyncio.gather(opened[1], return_exceptions=True)
-        assert streams.streams == 0
+        assert app.api.shares.pages.taken == 0
 
 
 async def test_there_are_as_many_streams_as_are_bearable(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, app):
-        streams = Live()
-        streams.streams = MAX_STREAMS
-        assert await refused(streams, view_of(app)) == "200 pages of this service are open"
+        app.api.shares.pages.take("others", MAX_PAGES)
+        reason = "this node has 200 open pages, 0 of them yours: your share of 200"
+        assert await refused(view_of(app)) == reason
 
 
 async def test_one_token_leaves_streams_for_others(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, app):
-        streams, greedy = Live(), view_of(app)
-        greedy.request.caller = msgspec.structs.replace(LOCAL, token_id="greedy")
-        taken = [await streams.stream(greedy, "") for _ in range(MAX_STREAMS_PER_CALLER + 5)]
+        greedy = view_of(app)
+        reader = frozenset({"read"})
+        greedy.request.caller = Caller(name="greedy", token_id="greedy", permissions=reader)
+        taken = [await stream(greedy, "") for _ in range(MAX_PAGES)]
         begun = [one.stream for one in taken if one.stream is not None]
         pieces = [await anext(one, b"") for one in begun]
         too_many = [piece for piece in pieces if piece.startswith(b"event: refused")]
-        assert len(too_many) == 5, "asked for in a burst, before any of them began"
-        assert await refused(streams, greedy) == "100 pages are open with your token or address"
-        other = (await streams.stream(view_of(app), "")).stream
+        assert len(too_many) == MAX_PAGES - 167, "asked for in a burst, before any of them began"
+        reason = "this node has 167 open pages, 167 of them yours: your share of 200"
+        assert await refused(greedy) == reason
+        modest = view_of(app)
+        modest.request.caller = Caller(name="modest", token_id="modest", permissions=reader)
+        other = (await stream(modest, "")).stream
         assert other is not None
         assert (await anext(other)).startswith(b"retry:")
         begun.append(other)
         for one in begun:
             await one.aclose()
-        assert (streams.streams, dict(streams.by_caller)) == (0, {})
+        assert app.api.shares.pages.taken == 0
 
 
 def test_many_streams_look_less_often_and_together() -> None:
-    streams = Live()
     for count, step in ((1, 1.0), (8, 1.0), (9, 2.0), (200, 10.0)):
-        streams.streams = count
         for now in (100.25, 100.75):
-            ahead = now + streams.until_look(now)
+            ahead = now + until_look(now, count)
             assert ahead % step == 0
-            assert 0 < streams.until_look(now) <= step
+            assert 0 < until_look(now, count) <= step

@@ -15,6 +15,7 @@ from headgate.api.forwarding import Forwarder
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response
 from headgate.api.schema.tasks import LimitsBody
+from headgate.api.shares import Shares
 from headgate.api.submission import SubmissionParser
 from headgate.budgets.tracker import LedgerTracker
 from headgate.config.reload import LiveConfig
@@ -28,13 +29,6 @@ from headgate.storage.audit import Actor, AuditLog, Detail
 from headgate.storage.tokens import Permission, TokenStore
 from headgate.storage.usage import UsageReports
 from headgate.telemetry import Telemetry
-
-
-class EventStreams:
-    """How many event streams are open at this node; metrics read it as well."""
-
-    def __init__(self) -> None:
-        self.count = 0
 
 
 class Api:
@@ -57,7 +51,7 @@ class Api:
         slots: Slots,
         webhooks: Webhooks | None,
         metrics: ServiceMetrics,
-        streams: EventStreams,
+        shares: Shares,
         telemetry: Telemetry | None,
     ) -> None:
         """Take all parts; without `webhooks` none are sent, without `telemetry` no span is made."""
@@ -75,7 +69,7 @@ class Api:
         self.slots = slots
         self.webhooks = webhooks
         self.metrics = metrics
-        self.streams = streams
+        self.shares = shares
         self.telemetry = telemetry
         self.forwarder = Forwarder()
         self.warming: set[asyncio.Task[SlotStatus]] = set()

@@ -30,10 +30,12 @@ from headgate.api import (
     workers,
 )
 from headgate.api.api import Api, Route
+from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, api_error_of
 from headgate.api.http.request import ClientGoneError, Head, Request, request_ids
 from headgate.api.http.response import Response, error_response
 from headgate.api.openapi import openapi
+from headgate.api.shares import Shares
 from headgate.engine.task_runner import DeadlineWatch
 from headgate.errors import HeadgateError, StoreError
 
@@ -126,14 +128,23 @@ class App:
         shape = tuple(route.path.split("/")[1:])
         self._patterns.setdefault(shape, {})[route.method] = route
 
-    def check_head(self, head: Head) -> None:
-        """Refuse whoever is not let in, by the head of a request whose body is still to come."""
+    @property
+    def shares(self) -> Shares:
+        """What callers have in hand; the connections count there as well."""
+        return self.api.shares
+
+    def check_head(self, head: Head) -> Caller | None:
+        """Refuse whoever is not let in, by the head of a request whose body is still to come.
+
+        Return who sends it, where that is known already.
+        """
         path = head.url.partition(b"?")[0]
         if self._pages is not None and self._pages.has(path.decode("latin-1")):
             # Who sends it is said by a cookie, which is looked at when the request is complete.
             self.api.auth.check_host_and_origin(head.host, head.origin)
         elif path not in self._open_paths:
-            self.api.auth.check_head(head)
+            return self.api.auth.check_head(head)
+        return None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Answer one request, as ASGI has it."""
@@ -148,7 +159,7 @@ class App:
         head = answer.head(request.request_id)
         await send({"type": "http.response.start", "status": answer.status, "headers": head})
         if answer.stream is not None and request.method != "HEAD":
-            await _stream(answer.stream, request, send)
+            await self._stream(answer.stream, request, send)
         else:
             await send({"type": "http.response.body", "body": answer.body})
 
@@ -183,7 +194,8 @@ class App:
             caller = auth.authenticate(request, route.needs)
             if caller is None:
                 caller = await auth.look_up(request, route.needs)
-            request.caller = caller
+            if route.needs is not None:
+                request.identify(caller)
             return await route.handler(self.api, request, name)
         except ApiError as api_error:
             return await self._refused(api_error, request, path)
@@ -230,24 +242,31 @@ class App:
                     return found, name
         raise ApiError("not_found", "there is nothing at this address")
 
+    async def _stream(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        request: Request,
+        send: Any,  # noqa: ANN401
+    ) -> None:
+        """Send pieces as they come, until there are no more or the client has gone.
 
-async def _stream(pieces: AsyncGenerator[bytes, None], request: Request, send: Any) -> None:  # noqa: ANN401
-    """Send pieces as they come, until there are no more or the client has gone.
-
-    A client that does not take them is left without an end.
-    """
-    sending = asyncio.create_task(_send_pieces(pieces, send))
-    leaving = asyncio.create_task(request.gone())
-    try:
-        await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in (sending, leaving):
-            one.cancel()
-        end, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
-    if not isinstance(end, Exception):
-        await send({"type": "http.response.body", "body": b""})
-    elif not isinstance(end, TimeoutError):
-        _LOG.error("request %s: a stream broke off", request.request_id.decode(), exc_info=end)
+        A client that does not take them is left without an end.
+        """
+        work = _send_pieces(pieces, send)
+        if request.seat is not None:
+            work = self.api.shares.turns.run(work, request.seat)
+        sending = asyncio.create_task(work)
+        leaving = asyncio.create_task(request.gone())
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in (sending, leaving):
+                one.cancel()
+            end, _ = await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not isinstance(end, Exception):
+            await send({"type": "http.response.body", "body": b""})
+        elif not isinstance(end, TimeoutError):
+            _LOG.error("request %s: a stream broke off", request.request_id.decode(), exc_info=end)
 
 
 async def _send_pieces(pieces: AsyncGenerator[bytes, None], send: Any) -> None:  # noqa: ANN401

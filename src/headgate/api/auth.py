@@ -137,11 +137,18 @@ class Authenticator:
             caller.check(needs)
         return caller
 
-    def check_head(self, head: Head) -> None:
-        """Refuse whoever is not let in whatever the store says; nothing is looked up."""
+    def check_head(self, head: Head) -> Caller | None:
+        """Refuse whoever is not let in whatever the store says; nothing is looked up.
+
+        Return who sends a token that was looked up a moment ago.
+        """
         self.check_host_and_origin(head.host, head.origin)
-        if _TOKEN.fullmatch(head.authorization) is None and self._is_token(head.authorization):
+        if not self._is_token(head.authorization):
+            return None
+        if _TOKEN.fullmatch(head.authorization) is None:
             raise self._refuse("", _NOT_KNOWN)
+        known = self._known.get(_digest(head.authorization))
+        return None if known is None or self._ticks() >= known.fresh_until else known.caller
 
     def check_host_and_origin(self, host: bytes, origin: bytes, *, is_secure: bool = False) -> None:
         """Refuse a request to another host than this service's, or from another's page.

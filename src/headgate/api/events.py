@@ -21,6 +21,7 @@ from headgate.api.errors import ApiError, invalid_field
 from headgate.api.forwarding import EVENT_STREAM
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response
+from headgate.api.shares import Holder, check_room, held
 from headgate.api.submission import check_unknown, excerpt
 from headgate.api.tasks import own_task
 from headgate.core.events import LAST_RANK, EventKind, TaskEvent
@@ -34,10 +35,12 @@ OK = 200
 NO_CONTENT = 204
 HEARTBEAT_SECONDS = 15.0
 RETRY_MS = 2_000
-MAX_STREAMS = 500
 MAX_PIECE_BYTES = 16 * 1024
 PACE_SECONDS_PER_STREAM = 0.0002
 """With many streams each is written to less often, so that they cost no more than a part."""
+
+STREAMS = "streams of events"
+"""What a caller may have too many of."""
 
 QUERY_FIELDS = ("agentId", "projectId", "kind", "state")
 
@@ -65,12 +68,12 @@ class _Piece(NamedTuple):
 async def stream_events(api: Api, request: Request, _: str) -> Response:
     """Answer with everything that happens from now on, or after the event that is named."""
     wants = _filter(request)
-    _check_room(api)
+    check_room(api.shares.streams, request.holder, STREAMS)
     try:
         feed = api.engine.events()
     except NotDispatchingError as error:
         return await _passed_on(api, request, "/events", error)
-    return _answer(api, _events(api, request, feed, wants))
+    return _answer(api, request, _events(api, request, feed, wants))
 
 
 async def stream_task(api: Api, request: Request, task_id: str) -> Response:
@@ -79,12 +82,12 @@ async def stream_task(api: Api, request: Request, task_id: str) -> Response:
     if record.is_terminal and request.header(_LAST_EVENT_ID).endswith(_END.encode()):
         # A browser asks again after the end of a stream, unless it is told that there is no more.
         return Response(NO_CONTENT, b"")
-    _check_room(api)
+    check_room(api.shares.streams, request.holder, STREAMS)
     try:
         feed = api.engine.events()
     except NotDispatchingError as error:
         return await _passed_on(api, request, f"/tasks/{task_id}/events", error)
-    return _answer(api, _task_events(api, request, feed, task_id))
+    return _answer(api, request, _task_events(api, request, feed, task_id))
 
 
 async def _passed_on(api: Api, request: Request, path: str, error: NotDispatchingError) -> Response:
@@ -93,25 +96,22 @@ async def _passed_on(api: Api, request: Request, path: str, error: NotDispatchin
     answer = await api.forwarder.stream(error.address, path, request)
     if answer is None:
         raise error
-    return answer if answer.stream is None else _answer(api, answer.stream)
+    return answer if answer.stream is None else _answer(api, request, answer.stream)
 
 
-def _check_room(api: Api) -> None:
-    if api.streams.count >= MAX_STREAMS:
-        raise ApiError("limit_reached", f"there are {MAX_STREAMS} streams; try again later")
+def _answer(api: Api, request: Request, pieces: Pieces) -> Response:
+    return Response(OK, b"", _HEADERS, EVENT_STREAM, stream=_counted(api, request.holder, pieces))
 
 
-def _answer(api: Api, pieces: Pieces) -> Response:
-    return Response(OK, b"", _HEADERS, EVENT_STREAM, stream=_counted(api, pieces))
-
-
-async def _counted(api: Api, pieces: Pieces) -> Pieces:
-    api.streams.count += 1
+async def _counted(api: Api, holder: Holder, pieces: Pieces) -> Pieces:
     try:
-        async for piece in pieces:
-            yield piece
+        # Asked once more: many may be answered before the first of them begins.
+        with held(api.shares.streams, holder, STREAMS):
+            async for piece in pieces:
+                yield piece
+    except ApiError:
+        yield _FIRST_LINE + b"\n"
     finally:
-        api.streams.count -= 1
         await pieces.aclose()
 
 
@@ -237,7 +237,7 @@ class _Clock:
 
     async def keep_pace(self) -> None:
         """Let others have their turn; the more streams there are, the longer."""
-        await asyncio.sleep(self._api.streams.count * PACE_SECONDS_PER_STREAM)
+        await asyncio.sleep(self._api.shares.streams.taken * PACE_SECONDS_PER_STREAM)
 
     async def wait(self, signal: Coroutine[Any, Any, object]) -> None:
         """Wait for a signal, or until a heartbeat or a look at the token is due."""

@@ -29,6 +29,7 @@ from headgate.api.schema.workers import (
     SettledTaskBody,
     UsedBody,
 )
+from headgate.api.shares import held
 from headgate.api.submission import read_body
 from headgate.api.tasks import known_form, own_task
 from headgate.core.lifecycle import (
@@ -62,15 +63,15 @@ async def claim(api: Api, request: Request, agent_id: str) -> Response:
     _check_range("capacity", body.capacity, MAX_CAPACITY)
     _check_range("waitSeconds", body.wait_seconds, MAX_WAIT_SECONDS)
     workers = api.engine.workers
-    worker_id, orders = await workers.claim(
-        Claim(
-            agent_id=agent_id,
-            worker_id=None if body.worker_id is None else _worker_id(body.worker_id),
-            capacity=body.capacity,
-            running=_running(body.running),
-            wait_seconds=body.wait_seconds,
-        )
+    asked = Claim(
+        agent_id=agent_id,
+        worker_id=None if body.worker_id is None else _worker_id(body.worker_id),
+        capacity=body.capacity,
+        running=_running(body.running),
+        wait_seconds=body.wait_seconds,
     )
+    with held(api.shares.claims, request.holder, "claims"):
+        worker_id, orders = await workers.claim(asked)
     claimed = ClaimedBody(
         worker_id=worker_id,
         lease_seconds=workers.lease_seconds,

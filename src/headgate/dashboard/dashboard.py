@@ -32,6 +32,7 @@ from headgate.dashboard import (
     audit,
     budgets,
     formats,
+    live,
     overview,
     projects,
     settings,
@@ -45,7 +46,6 @@ from headgate.dashboard.errors import error_page, is_of_ledger, page_of_form
 from headgate.dashboard.formats import reset_words
 from headgate.dashboard.forms import ONCE_FIELD, SentForms
 from headgate.dashboard.lists import read_name
-from headgate.dashboard.live import Live
 from headgate.dashboard.login import (
     LOGIN,
     Tries,
@@ -192,7 +192,6 @@ class Dashboard:
         self._sent = SentForms()
         self._turns = asyncio.Semaphore(MAX_MADE)
         self._tries = Tries()
-        self._live = Live()
         self.routes = tuple(self._routes())
 
     def has(self, path: str) -> bool:
@@ -235,7 +234,7 @@ class Dashboard:
         own = (
             response_route(f"{PREFIX}{{id}}", self._static.show, needs=None),
             response_route("/favicon.ico", self._static.show_icon, needs=None),
-            response_route(f"{FOLDER}/live", self._live.stream),
+            response_route(f"{FOLDER}/live", live.stream),
         )
         for route in (*ROUTES, *own):
             yield _bound(route.method, route.path, partial(self._answer, route))

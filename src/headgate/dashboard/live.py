@@ -14,7 +14,6 @@ in a stream that ends, since a browser does not tell a page the status of an ans
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
 from math import ceil
 
@@ -23,6 +22,7 @@ import msgspec
 from headgate.api.errors import ApiError
 from headgate.api.forwarding import EVENT_STREAM
 from headgate.api.http.response import Response
+from headgate.api.shares import check_room
 from headgate.dashboard.page import FRESH_SECONDS, View, until_full_second
 from headgate.errors import NotDispatchingError, StoreError
 
@@ -39,10 +39,8 @@ BLIND_SECONDS = 3.0
 """How often a page looks again on a node that does not see what happens to tasks."""
 
 CHECK_SECONDS = 15.0
-MAX_STREAMS = 200
-MAX_STREAMS_PER_CALLER = 100
-"""How many pages one token has open; without tokens, one address. A team may share a token, and may
-not take more than half of what there is."""
+PAGES = "open pages"
+"""What a caller may have too many of."""
 
 _HEADERS = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _BEGINNING = b"retry: 2000\n\n"
@@ -56,66 +54,53 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     rules: object = None
 
 
-class Live:
-    """All streams of a node."""
+async def stream(view: View, _: str) -> Response:
+    """Answer with what changes from now on, or with the reason why nothing is told."""
+    return Response(OK, b"", _HEADERS, EVENT_STREAM, stream=_events(view))
 
-    def __init__(self) -> None:
-        self.streams = 0
-        self.by_caller: Counter[str] = Counter()
 
-    async def stream(self, view: View, _: str) -> Response:
-        """Answer with what changes from now on, or with the reason why nothing is told."""
-        return Response(OK, b"", _HEADERS, EVENT_STREAM, stream=self._events(view))
+async def _events(view: View) -> AsyncGenerator[bytes, None]:
+    # Asked here, not before the answer: many may be answered before the first of them begins.
+    pages, holder = view.api.shares.pages, view.request.holder
+    try:
+        check_room(pages, holder, PAGES)
+    except ApiError as api_error:
+        yield b"event: refused\ndata: %b\n\n" % str(api_error).encode()
+        return
+    clock = asyncio.get_running_loop().time
+    tokens, auth = asyncio.Event(), view.api.auth
+    pages.take(holder.key)
+    auth.watch(tokens.set)
+    try:
+        yield _BEGINNING
+        seen, told_at, checked_at = look(view), clock(), clock()
+        settling = FIRST_LOOKS
+        while True:
+            are_changed = await _is_set_within(tokens, until_look(clock(), pages.taken))
+            if are_changed or clock() - checked_at >= CHECK_SECONDS:
+                checked_at = clock()
+                if not await _is_let_in(view):
+                    return
+            if are_changed:
+                continue
+            now_seen = look(view)
+            changed = changes(seen, now_seen)
+            patience = BLIND_SECONDS if now_seen.tasks is None else REFRESH_SECONDS
+            is_due = settling > 0 or clock() - told_at >= patience
+            names = changed or (["changed"] if is_due else [])
+            settling = max(settling - 1, int(bool(changed)))
+            if names:
+                seen, told_at = now_seen, clock()
+                yield b"".join(b"event: %b\ndata:\n\n" % name.encode() for name in names)
+    finally:
+        auth.leave(tokens.set)
+        pages.give_back(holder.key)
 
-    def _refusal(self, view: View) -> str | None:
-        if self.by_caller[_caller_of(view)] >= MAX_STREAMS_PER_CALLER:
-            return f"{MAX_STREAMS_PER_CALLER} pages are open with your token or address; close some"
-        if self.streams >= MAX_STREAMS:
-            return f"{MAX_STREAMS} pages of this service are open; close some"
-        return None
 
-    async def _events(self, view: View) -> AsyncGenerator[bytes, None]:
-        # Asked here, not before the answer: many may be answered before the first of them begins.
-        api_error = self._refusal(view)
-        if api_error is not None:
-            yield b"event: refused\ndata: %b\n\n" % api_error.encode()
-            return
-        clock, caller = asyncio.get_running_loop().time, _caller_of(view)
-        tokens, auth = asyncio.Event(), view.api.auth
-        self.streams += 1
-        self.by_caller[caller] += 1
-        auth.watch(tokens.set)
-        try:
-            yield _BEGINNING
-            seen, told_at, checked_at = look(view), clock(), clock()
-            settling = FIRST_LOOKS
-            while True:
-                are_changed = await _is_set_within(tokens, self.until_look(clock()))
-                if are_changed or clock() - checked_at >= CHECK_SECONDS:
-                    checked_at = clock()
-                    if not await _is_let_in(view):
-                        return
-                if are_changed:
-                    continue
-                now_seen = look(view)
-                changed = changes(seen, now_seen)
-                patience = BLIND_SECONDS if now_seen.tasks is None else REFRESH_SECONDS
-                is_due = settling > 0 or clock() - told_at >= patience
-                names = changed or (["changed"] if is_due else [])
-                settling = max(settling - 1, int(bool(changed)))
-                if names:
-                    seen, told_at = now_seen, clock()
-                    yield b"".join(b"event: %b\ndata:\n\n" % name.encode() for name in names)
-        finally:
-            auth.leave(tokens.set)
-            self.streams -= 1
-            self.by_caller[caller] -= 1
-            self.by_caller += Counter()  # Drops those that have none.
-
-    def until_look(self, now: float) -> float:
-        """Return how long to wait, so that all streams look at the same moments."""
-        steps = max(1, ceil(self.streams / STREAMS_PER_LOOK_SECOND))
-        return until_full_second(now, min(LOOK_SECONDS * steps, MOST_LOOK_SECONDS))
+def until_look(now: float, pages: int) -> float:
+    """Return how long to wait, so that all streams look at the same moments."""
+    steps = max(1, ceil(pages / STREAMS_PER_LOOK_SECOND))
+    return until_full_second(now, min(LOOK_SECONDS * steps, MOST_LOOK_SECONDS))
 
 
 def look(view: View) -> Seen:
@@ -137,10 +122,6 @@ def changes(before: Seen, after: Seen) -> list[str]:
     """Return the names of the events that tell of a difference."""
     names = [name for name in ("tasks", "slots") if getattr(before, name) != getattr(after, name)]
     return [*names, "changed"] if before != after else []
-
-
-def _caller_of(view: View) -> str:
-    return view.request.caller.token_id or f"at {view.request.peer}"
 
 
 async def _is_set_within(signal: asyncio.Event, seconds: float) -> bool:

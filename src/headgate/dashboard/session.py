@@ -170,7 +170,7 @@ async def authenticate(api: Api, request: Request, needs: Permission | None) -> 
         caller = auth.authenticate(own, needs)
         own.caller = await auth.look_up(own, needs) if caller is None else caller
         own.caller.check("read")
-        request.caller = own.caller
+        request.identify(own.caller)
     return own
 
 

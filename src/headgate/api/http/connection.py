@@ -27,6 +27,7 @@ from urllib.parse import unquote
 
 import httptools
 
+from headgate.api.callers import Caller
 from headgate.api.errors import ApiError
 from headgate.api.http.request import (
     MAX_BODY_BYTES,
@@ -38,6 +39,7 @@ from headgate.api.http.request import (
     unreadable,
 )
 from headgate.api.http.response import Response, error_response, plain_page, takes_html
+from headgate.api.shares import Seat, Shares
 
 # One request and its answer on a connection, as an ASGI application sees them.
 
@@ -245,9 +247,8 @@ REQUEST_SECONDS = 30.0
 IDLE_SECONDS = 75.0
 LINGER_SECONDS = 2.0
 TAKE_SECONDS = 30.0
-MAX_CONNECTIONS = 4096
-MAX_HELD_BYTES = 256 * 1024 * 1024
-"""What bodies take in memory over all connections, until they are answered."""
+MAX_UNCOUNTED_BYTES = 16 * 1024
+"""So much of an answer may wait for its client before it counts for the caller."""
 
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -274,7 +275,8 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Event | None = None
         self._is_in_message = False
         self._last_bytes = b""
-        self._held_bytes = 0
+        self._untaken_bytes = 0
+        self._seat: Seat
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -288,18 +290,23 @@ class Connection(asyncio.Protocol):
         self._length = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection, unless there are too many."""
+        """Take a connection; where there are too many, another may have to go."""
         self._transport = transport
+        self._transport.set_write_buffer_limits(high=MAX_UNCOUNTED_BYTES)
         self._shared.open.add(self)
         self._peers = peers_of(transport)
+        client = self._peers[0]
+        shares = self._shared.shares
+        self._seat = Seat(shares, client[0] if client else "", self._close)
         self._timer = self._loop.call_later(REQUEST_SECONDS, self._look_at_clock)
-        if len(self._shared.open) > MAX_CONNECTIONS:
-            self._refuse(ApiError("unavailable", "too many connections; try again later"))
+        if shares.is_overfull:
+            # To tell it so would keep the connection open until the client has read that.
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Let go of everything; the task that is under way finishes for nobody."""
         self._shared.forget(self)
-        self._let_go(self._held_bytes)
+        self._seat.leave()
         if self._timer is not None:
             self._timer.cancel()
         self.resume_writing()
@@ -370,13 +377,22 @@ class Connection(asyncio.Protocol):
         return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
 
     def pause_writing(self) -> None:
-        """Note that the client does not take its answers."""
+        """Note that the client does not take its answers; what waits for it counts as held."""
         self._drained = self._drained or asyncio.Event()
+        self._keep_untaken(self._transport.get_write_buffer_size())
+
+    def _keep_untaken(self, size: int) -> None:
+        self._untaken_bytes += size
+        if not self._seat.hold(size):
+            _LOG.debug("a client that took too little of its answers was cut off")
+            self._transport.abort()
 
     def resume_writing(self) -> None:
         """Go on with what waited for the client."""
         if self._drained is None:
             return
+        self._seat.let_go(self._untaken_bytes)
+        self._untaken_bytes = 0
         self._drained.set()
         self._drained = None
         if self._current is None and not self._transport.is_closing():
@@ -415,7 +431,9 @@ class Connection(asyncio.Protocol):
             if head.length > MAX_BODY_BYTES:
                 raise too_large()
             if self._shared.check_head is not None:
-                self._shared.check_head(head)
+                caller = self._shared.check_head(head)
+                if caller is not None and not self._seat.is_known:
+                    self._seat.identify(caller.token_id, is_trusted=caller.is_trusted)
         if head.expectation:
             self._take_expectation(head.expectation)
 
@@ -429,19 +447,15 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return
         self._body_bytes += len(body)
-        self._held_bytes += len(body)
-        self._shared.held_bytes += len(body)
         self._parts.append(body)
+        has_room = self._seat.hold(len(body))
         if self._body_bytes > MAX_BODY_BYTES:
             self._refuse(too_large())
-        elif self._shared.held_bytes > MAX_HELD_BYTES:
-            self._refuse(ApiError("unavailable", "too much is being sent; try again later"))
-
-    def _let_go(self, size: int) -> None:
-        """Count bytes of bodies as not held any more; those of a lost connection are not again."""
-        size = min(size, self._held_bytes)
-        self._held_bytes -= size
-        self._shared.held_bytes -= size
+        elif not has_room:
+            pool = self._shared.shares.bytes
+            line = f"{pool.of(self._seat.holder.key):,} bytes of your requests and answers are held"
+            advice = "take your answers, and send less at a time"
+            self._refuse(ApiError("limit_reached", f"{line}, of {pool.most:,} in all; {advice}"))
 
     def on_message_complete(self) -> None:
         """Hand the request over, or let it wait for those before it."""
@@ -461,13 +475,17 @@ class Connection(asyncio.Protocol):
         version = self._parser.get_http_version()
         method = self._parser.get_method().decode("ascii")
         scope = scope_of(method, self._url, version, self._headers, self._peers)
-        keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        is_extra = self._seat.is_extra
+        keep_alive = version == "1.1" and self._parser.should_keep_alive() and not is_extra
+        scope["headgate.seat"] = self._seat
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         return Exchange(self, scope, body, self._shared.date, keep_alive=keep_alive)
 
     def _run(self, exchange: Exchange) -> None:
         self._current = exchange
-        self._task = self._loop.create_task(self._work(exchange))
+        self._seat.work()
+        work = self._shared.shares.turns.run(self._work(exchange), self._seat)
+        self._task = self._loop.create_task(work)
 
     async def _work(self, exchange: Exchange) -> None:
         try:
@@ -478,7 +496,8 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, exchange: Exchange) -> None:
         self._current = None
-        self._let_go(exchange.size)
+        self._seat.rest()
+        self._seat.let_go(exchange.size)
         must_close = not (exchange.has_ended and exchange.keep_alive) or self._shared.is_draining
         if must_close or self._transport.is_closing():
             self._close()
@@ -508,11 +527,14 @@ class Connection(asyncio.Protocol):
     def _take_expectation(self, value: bytes) -> None:
         if value.lower() != b"100-continue":
             self._refuse(ApiError("expectation_failed", "expect nothing but 100-continue"))
-        elif self._current is None and not self._is_refused:
+        elif self._parser.get_http_version() == "1.1" and not (self._current or self._is_refused):
+            # Before 1.1 there were no interim answers: a client would take it for the answer.
             self._transport.write(_CONTINUE)
 
     def write(self, data: bytes) -> None:
         """Send bytes; they are kept until the client takes them."""
+        if self._drained is not None:
+            self._keep_untaken(len(data))
         self._transport.write(data)
 
     async def drained(self) -> None:
@@ -564,7 +586,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_refused = True
         self._parts = []
-        self._let_go(self._body_bytes)
+        self._seat.let_go(self._body_bytes)
         if self._current is not None:
             # An answer to this request would overtake the one before it.
             self._current.keep_alive = False
@@ -589,13 +611,14 @@ class Connections:
     """What the connections of one server share, and all that there are.
 
     An application may have a method `check_head`: it is given every head with a body to come, and
-    may raise an `ApiError`.
+    may raise an `ApiError`, or return who sends it, where that is known at once. It may also have
+    `shares`, which it counts streams by.
     """
 
     def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
         self.app = app
-        self.check_head: Callable[[Head], None] | None = getattr(app, "check_head", None)
-        self.held_bytes = 0
+        self.check_head: Callable[[Head], Caller | None] | None = getattr(app, "check_head", None)
+        self.shares: Shares = getattr(app, "shares", None) or Shares()
         self.open: set[Connection] = set()
         self.date = DateHeader()
         self.request_ids = request_ids()

@@ -12,8 +12,9 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import httptools
 
-from headgate.api.callers import LOCAL
+from headgate.api.callers import LOCAL, Caller
 from headgate.api.errors import ApiError, invalid_field
+from headgate.api.shares import Holder, Seat, address_key
 
 MAX_BODY_BYTES = 1024 * 1024
 BODY_SECONDS = 30.0
@@ -68,6 +69,25 @@ class Request:
         request = Request({**self._scope, "headers": headers}, self._receive)
         request.request_id = self.request_id
         return request
+
+    def identify(self, caller: Caller) -> None:
+        """Note who sends the request: from now on the connection counts for that caller."""
+        self.caller = caller
+        seat = self.seat
+        if seat is not None:
+            seat.identify(caller.token_id, is_trusted=caller.is_trusted)
+
+    @property
+    def seat(self) -> Seat | None:
+        """What the connection of the request has in hand; None under another server."""
+        seat: Seat | None = self._scope.get("headgate.seat")
+        return seat
+
+    @property
+    def holder(self) -> Holder:
+        """For whom counts what the request takes."""
+        caller = self.caller
+        return Holder(caller.token_id or address_key(self.peer), caller.is_trusted)
 
     @property
     def path(self) -> str:

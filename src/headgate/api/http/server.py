@@ -100,6 +100,7 @@ class RequestLog:
     def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
         self._app = app
         self.check_head = getattr(app, "check_head", None)
+        self.shares = getattr(app, "shares", None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Have a request answered, and say how."""

@@ -1,0 +1,423 @@
+"""What each caller has in hand, so that one of them leaves room for the others.
+
+A caller is whoever holds a token; before the token is known it is an address. Counted are its
+connections, its streams, the bytes of its requests and answers, and its time on the event loop.
+
+Rule: the bound of a caller is a dynamic threshold, as that of a project in `core.admission`. It may
+have up to `SHARE` times as much as is still free. One that is alone gets nearly everything; one
+that takes all it can get leaves a part free by its own bound, and so does each further one. An
+operator is held to the whole alone, of which a part is kept for operators.
+
+Nothing here does any I/O. What is kept is bounded by what callers have in hand, and of the time
+that they used, by what they did in the last seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from ipaddress import IPv6Address, ip_address
+from typing import Any, NamedTuple, TypeVar
+
+from headgate.api.errors import ApiError
+from headgate.api.schema.tasks import Details
+
+SHARE = 8
+"""How many times as much as is free a caller may have: alone, eight ninths of everything."""
+
+KEPT_FOR_OPERATORS = 16
+"""One part in so many of everything is for operators alone."""
+
+MAX_CONNECTIONS = 4096
+EXTRA_CONNECTIONS = 32
+"""Connections beyond the bound, each for one request: an operator's, or one that needs no token."""
+
+MAX_STREAMS = 500
+"""Streams of events at this node."""
+
+MAX_PAGES = 200
+"""Pages of the dashboard at this node that are told of changes."""
+
+MAX_CLAIMS = 1_000
+"""Claims of workers that wait at this node."""
+
+MAX_BYTES = 256 * 1024 * 1024
+"""What bodies of requests, and answers that were not taken yet, keep in memory in all."""
+
+_IPV6_NETWORK_BITS = 64
+_Result = TypeVar("_Result")
+
+
+class Holder(NamedTuple):
+    """Whoever has something in hand: the id of a token, or an address; is it an operator?"""
+
+    key: str
+    is_trusted: bool = False
+
+
+def address_key(address: str) -> str:
+    """Return under which name an address is counted; whoever has one of a /64 has all of it."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return f"at {address}"
+    if isinstance(parsed, IPv6Address):
+        if parsed.ipv4_mapped is not None:
+            return f"at {parsed.ipv4_mapped}"
+        return f"at {IPv6Address(int(parsed) >> _IPV6_NETWORK_BITS << _IPV6_NETWORK_BITS)}/64"
+    return f"at {parsed}"
+
+
+class Pool:
+    """Something of which there is so much, and who has how much of it."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken = 0
+        self._by_holder: dict[str, int] = {}
+
+    def of(self, key: str) -> int:
+        """Return how much a caller has."""
+        return self._by_holder.get(key, 0)
+
+    @property
+    def bound(self) -> int:
+        """How much a caller may have at this moment that is no operator."""
+        return SHARE * max(self.most - self.most // KEPT_FOR_OPERATORS - self.taken, 0)
+
+    def has_room(self, holder: Holder, amount: int = 1) -> bool:
+        """Tell whether a caller may take so much more."""
+        after = self.taken + amount
+        if holder.is_trusted:
+            return after <= self.most
+        free = self.most - self.most // KEPT_FOR_OPERATORS - after
+        return self._by_holder.get(holder.key, 0) + amount <= SHARE * free
+
+    def is_within(self, holder: Holder) -> bool:
+        """Tell whether a caller has no more than it may."""
+        return self.has_room(holder, 0)
+
+    def take(self, key: str, amount: int = 1) -> None:
+        """Count what a caller has taken, be there room or not."""
+        self.taken += amount
+        self._by_holder[key] = self._by_holder.get(key, 0) + amount
+
+    def give_back(self, key: str, amount: int = 1) -> None:
+        """Count what a caller has no more."""
+        self.taken -= amount
+        left = self._by_holder[key] - amount
+        if left:
+            self._by_holder[key] = left
+        else:
+            del self._by_holder[key]
+
+    def greediest(self) -> str:
+        """Return who has most; there must be somebody."""
+        return max(self._by_holder, key=self._by_holder.__getitem__)
+
+
+def check_room(pool: Pool, holder: Holder, what: str) -> None:
+    """Refuse a caller that may have no more of something."""
+    if pool.has_room(holder):
+        return
+    own = pool.of(holder.key)
+    line = f"this node has {pool.taken} {what}, {own} of them yours: your share of {pool.most}"
+    details: Details = {"yours": own, "taken": pool.taken, "most": pool.most}
+    advice = "end some of them, or try again later"
+    raise ApiError("limit_reached", f"{line}; {advice}", details=details)
+
+
+@contextmanager
+def held(pool: Pool, holder: Holder, what: str) -> Iterator[None]:
+    """Have one of a pool in hand, or refuse."""
+    check_room(pool, holder, what)
+    pool.take(holder.key)
+    try:
+        yield
+    finally:
+        pool.give_back(holder.key)
+
+
+class Seat:
+    """What one connection has in hand, and for whom it counts: an address, then a token."""
+
+    __slots__ = ("_bytes", "_close", "_has_left", "_shares", "address", "holder", "is_extra")
+
+    def __init__(self, shares: Shares, address: str, close: Callable[[], None]) -> None:
+        """Count a connection; `close` ends it while it is idle, if room is needed."""
+        self._shares = shares
+        self._close = close
+        self._bytes = 0
+        self._has_left = False
+        self.address = address_key(address)
+        self.holder = Holder(self.address)
+        shares.connections.take(self.address)
+        self.is_extra = not shares.make_room(self)
+        """Whether it came when there was no room: it is for one request of an operator."""
+
+        self.rest()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it counts for a token."""
+        return self.holder.key is not self.address
+
+    def rest(self) -> None:
+        """Note that no request is worked on, from now on."""
+        if not self._has_left:
+            self._shares.idle.setdefault(self.holder.key, {})[self] = None
+
+    def work(self) -> None:
+        """Note that a request is worked on."""
+        resting = self._shares.idle.get(self.holder.key)
+        if resting is not None:
+            resting.pop(self, None)
+            if not resting:
+                del self._shares.idle[self.holder.key]
+
+    def identify(self, token_id: str, *, is_trusted: bool) -> None:
+        """Count the connection for whoever sent its request; without a token, for its address.
+
+        Where that caller has more connections than it may, the one of them that has been idle
+        longest is closed; if none is, this one is refused.
+        """
+        key = token_id or self.address
+        if key == self.holder.key and not self.is_extra:
+            if is_trusted is not self.holder.is_trusted:
+                self.holder = Holder(self.holder.key, is_trusted)
+            return
+        self._move(Holder(key if token_id else self.address, is_trusted))
+        shares = self._shares
+        self.is_extra = not shares.make_room(self)
+        if self.is_extra and not is_trusted:
+            own, pool = shares.connections.of(key), shares.connections
+            line = f"{own} of the {pool.taken} connections of this node are yours, and all are busy"
+            advice = "use fewer at a time, and each for many requests"
+            raise ApiError("limit_reached", f"{line}; {advice}", closes=True)
+
+    def _move(self, holder: Holder) -> None:
+        before, self.holder = self.holder, holder
+        if before.key == holder.key or self._has_left:
+            return
+        shares = self._shares
+        resting = shares.idle.get(before.key, {})
+        if self in resting:
+            del resting[self]
+            if not resting:
+                del shares.idle[before.key]
+            self.rest()
+        shares.connections.give_back(before.key)
+        shares.connections.take(holder.key)
+        if self._bytes:
+            shares.bytes.give_back(before.key, self._bytes)
+            shares.bytes.take(holder.key, self._bytes)
+
+    def hold(self, size: int) -> bool:
+        """Count bytes as held; False if these are more than the caller may have."""
+        pool = self._shares.bytes
+        has_room = pool.has_room(self.holder, size)
+        if not self._has_left:
+            self._bytes += size
+            pool.take(self.holder.key, size)
+        return has_room
+
+    def let_go(self, size: int) -> None:
+        """Count bytes as not held any more; those of a connection that has left are not again."""
+        size = min(size, self._bytes)
+        if size:
+            self._bytes -= size
+            self._shares.bytes.give_back(self.holder.key, size)
+
+    def leave(self) -> None:
+        """Have nothing in hand any more."""
+        if self._has_left:
+            return
+        self.work()
+        self.let_go(self._bytes)
+        self._has_left = True
+        self._shares.connections.give_back(self.holder.key)
+
+    def give_way(self) -> None:
+        """Close the connection, which is idle, to make room for another."""
+        self.leave()
+        self._close()
+
+
+class Shares:
+    """What all callers of a node share."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.connections = Pool(MAX_CONNECTIONS)
+        self.streams = Pool(MAX_STREAMS)
+        self.pages = Pool(MAX_PAGES)
+        self.claims = Pool(MAX_CLAIMS)
+        self.bytes = Pool(MAX_BYTES)
+        self.turns = Turns(clock)
+        self.idle: dict[str, dict[Seat, None]] = {}
+        """The connections that no request is worked on, by caller; idle longest, first."""
+
+    @property
+    def is_overfull(self) -> bool:
+        """Whether not even one request of an operator has room for a connection."""
+        return self.connections.taken > self.connections.most + EXTRA_CONNECTIONS
+
+    def make_room(self, seat: Seat) -> bool:
+        """Close an idle connection where a caller has too many, or all have; False if none is."""
+        pool = self.connections
+        while not pool.is_within(seat.holder):
+            # Where all together have too many, whoever has most gives way.
+            key = seat.holder.key if pool.bound else pool.greediest()
+            other = next((one for one in self.idle.get(key, ()) if one is not seat), None)
+            if other is None:
+                return False
+            other.give_way()
+        return True
+
+
+# Time on the event loop.
+#
+# Everything that the service does waits for the loop, which does one thing at a time, in the order
+# in which things came. A caller with hundreds of requests under way would have hundreds of turns
+# for one of another's.
+
+BUSY_SHARE = 0.5
+"""The part of its time that the loop may spend on requests before callers are held to shares."""
+
+ROUND_SECONDS = 0.001
+"""For so long at a time requests are worked on of callers that had more than their share."""
+
+WINDOW_SECONDS = 0.25
+"""After so long what a caller used counts half."""
+
+MAX_CALLERS = 4_096
+"""Of so many callers it is kept apart how much time they used lately."""
+
+_LEAST_SECONDS = 0.000_1
+
+
+class _Used:
+    """The time that a caller used lately, in all and for a step, and what of its work waits."""
+
+    __slots__ = ("seconds", "step_seconds", "waiting")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.step_seconds = 0.0
+        self.waiting: deque[asyncio.Future[None]] = deque()
+
+
+class Turns:
+    """Shares the time of the event loop between callers.
+
+    Work is a coroutine, and is counted step by step: what it does from one wait to the next. While
+    the loop has time, and for whoever had no more than others, a step is taken at once. Otherwise
+    it waits for its turn: in each round of the loop those go first that had least. The loop is
+    never idle while something waits, so a caller that is alone loses nothing.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._used: dict[str, _Used] = {}
+        self._total = 0.0
+        self._window_ends_at = 0.0
+        self._backlog_seconds = 0.0
+        self._noted_at = 0.0
+        self._is_dealing = False
+
+    async def run(self, work: Coroutine[Any, Any, _Result], seat: Seat) -> _Result:
+        """Do some work for whomever a seat counts for at the time."""
+        return await self._stepped(work, seat)
+
+    @types.coroutine
+    def _stepped(
+        self, work: Coroutine[Any, Any, _Result], seat: Seat
+    ) -> Generator[Any, None, _Result]:
+        clock = self._clock
+        error: BaseException | None = None
+        while True:
+            if self._backlog_seconds > ROUND_SECONDS and self._is_greedy(seat.holder.key):
+                try:
+                    yield from self._turn(seat.holder.key)
+                except BaseException as thrown:  # noqa: BLE001 - the work is told of it
+                    error = thrown
+            began_at = clock()
+            try:
+                awaited = work.send(None) if error is None else work.throw(error)
+            except StopIteration as end:
+                result: _Result = end.value
+                return result
+            finally:
+                now = clock()
+                self.charge(seat.holder.key, now - began_at, now)
+            error = None
+            try:
+                yield awaited
+            except BaseException as thrown:  # noqa: BLE001 - the work is told of it
+                error = thrown
+
+    def charge(self, key: str, seconds: float, now: float) -> None:
+        """Count a step of a caller that has just ended."""
+        if now >= self._window_ends_at:
+            self._begin_window(now)
+        used = self._used.get(key)
+        if used is None:
+            used = self._first_of(key, now)
+        used.seconds += seconds
+        used.step_seconds += (seconds - used.step_seconds) / 8
+        self._total += seconds
+        drained = self._backlog_seconds - (now - self._noted_at) * BUSY_SHARE
+        self._backlog_seconds = (max(0.0, drained)) + seconds
+        self._noted_at = now
+
+    def _first_of(self, key: str, now: float) -> _Used:
+        """Return where a caller is counted that did nothing lately; too many are one together."""
+        if len(self._used) >= MAX_CALLERS:
+            self._begin_window(now)
+        return self._used.setdefault(key if len(self._used) < MAX_CALLERS else "", _Used())
+
+    def _is_greedy(self, key: str) -> bool:
+        """Tell whether a caller had more than an equal part of what all had lately."""
+        used = self._used.get(key)
+        return used is not None and (
+            bool(used.waiting) or used.seconds * len(self._used) > self._total * 1.001
+        )
+
+    def _turn(self, key: str) -> Generator[Any, None, None]:
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._used[key].waiting.append(turn)
+        if not self._is_dealing:
+            self._is_dealing = True
+            loop.call_soon(self._deal)
+        yield from turn
+
+    def _deal(self) -> None:
+        """Give turns for a round, to those first that had least; go on while anybody waits."""
+        left = ROUND_SECONDS
+        for used in sorted(
+            [used for used in self._used.values() if used.waiting], key=lambda used: used.seconds
+        ):
+            while used.waiting and left > 0:
+                turn = used.waiting.popleft()
+                if not turn.done():
+                    turn.set_result(None)
+                    left -= used.step_seconds
+            if left <= 0:
+                asyncio.get_running_loop().call_soon(self._deal)
+                return
+        self._is_dealing = False
+
+    def _begin_window(self, now: float) -> None:
+        """Let what was used count half, and forget who used next to nothing."""
+        windows = 1 + max(now - self._window_ends_at, 0.0) // WINDOW_SECONDS
+        part = 0.5 ** min(windows, 64)
+        for key, used in list(self._used.items()):
+            used.seconds *= part
+            if used.seconds < _LEAST_SECONDS and not used.waiting:
+                del self._used[key]
+        self._total = sum(used.seconds for used in self._used.values())
+        self._window_ends_at = now + WINDOW_SECONDS
