@@ -284,7 +284,6 @@ async def test_an_endpoint_that_is_not_there_charged_nothing() -> None:
         b"",
         b"HTTP/1.1 200 OK\r\nContent-Len",
         b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n123",
-        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
         b"no http at all\r\n\r\n",
     ],
 )
@@ -302,6 +301,42 @@ async def test_what_breaks_after_the_request_was_sent_has_unknown_usage(answer: 
     assert failure.is_transient
     assert failure.is_cut
     assert failure.usage == UNKNOWN_USAGE
+
+
+UNREADABLE = [
+    ("gzip", b"abc", "its gzip data is damaged: incorrect header check", True),
+    ("gzip", gzip.compress(b"{}", mtime=0)[:-1], "its gzip data stops in the middle", True),
+    ("gzip", gzip.compress(b"") * 1_025, "its gzip data has more than 1024 members", False),
+    ("gzip, gzip", b"abc", "it has more than one Content-Encoding (gzip, gzip)", False),
+    ("br", b"abc", "its Content-Encoding is br; requests accept gzip, deflate", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "error", "is_transient"), UNREADABLE, ids=[one[2] for one in UNREADABLE]
+)
+async def test_an_answer_that_cannot_be_read_is_booked_as_held(
+    coding: str, body: bytes, error: str, is_transient: bool
+) -> None:
+    async with (
+        running_endpoint(reply(200, body, Content_Encoding=coding)) as endpoint,
+        opened(HttpTarget(url=endpoint.url)) as executor,
+    ):
+        failure = failure_of(await executor.execute(order()))
+    assert failure.error == f"the answer of the executor cannot be read: {error}"
+    assert failure.is_transient is is_transient
+    assert failure.is_cut
+    assert failure.usage == UNKNOWN_USAGE
+
+
+async def test_a_bomb_fails_at_the_cap_of_the_result() -> None:
+    bomb = gzip.compress(bytes(16 << 20), mtime=0)
+    async with (
+        running_endpoint(reply(200, bomb, Content_Encoding="gzip")) as endpoint,
+        opened(HttpTarget(url=endpoint.url)) as executor,
+    ):
+        failure = failure_of(await executor.execute(order()))
+    assert failure.error == "result is larger than 1048576 bytes"
 
 
 @pytest.mark.parametrize("body", [b"x" * 65, b"\x00" * 20, gzip.compress(b"x" * 1_000, mtime=0)])

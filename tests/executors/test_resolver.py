@@ -80,6 +80,8 @@ WRONG_ANSWERS: list[tuple[bytes, str, bool]] = [
     (reply(200, b"<html>"), "the answer is not JSON", False),
     (reply(200, b"[" * 5_000), "the answer is not JSON", False),
     (reply(200, b" " * 70_000), "the answer is larger than 65536 bytes", False),
+    (reply(200, b"{}", Content_Encoding="gzip, gzip"), "the answer cannot be read: it has", False),
+    (reply(200, b"{}", Content_Encoding="gzip"), "the answer cannot be read: its gzip", True),
 ]
 
 

@@ -303,6 +303,13 @@ async def test_headers_tell_a_quota_whatever_the_body_is() -> None:
     assert found.limits[0].percentage == pytest.approx(7)
 
 
+@pytest.mark.parametrize("coding", ["gzip", "gzip, gzip", "br"])
+async def test_an_answer_that_cannot_be_decoded_is_garbage(coding: str) -> None:
+    found = await _failure_after("zai", reply(200, b"{}", Content_Encoding=coding))
+    assert found.kind is QuotaFailureKind.GARBAGE
+    assert found.message.startswith("the answer cannot be read: it")
+
+
 @pytest.mark.parametrize("name", ["zai", "http-json"])
 async def test_a_quota_in_a_body_needs_json(name: str) -> None:
     found = await _failure_after(name, reply(200, b"ok"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ssl
 import subprocess
 import time
@@ -126,6 +127,25 @@ def test_the_beginning_of_an_answer_is_reported_as_one_printable_line(status: in
     assert report.answer.startswith("no [2J luck \ufffdxx")
     assert report.answer.endswith("x…")
     assert len(report.answer) == MAX_ANSWER_CHARACTERS
+
+
+CODED = [
+    ("gzip", gzip.compress(b"no luck"), "no luck"),
+    ("gzip", gzip.compress(b"A" * (64 << 20)), "AAAA"),
+    ("gzip", b"no luck", None),
+    ("gzip, gzip", b"no luck", None),
+    ("br", b"no luck", None),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CODED)))
+def test_an_answer_that_is_coded_unasked_is_shown_as_far_as_it_can_be_read(case: int) -> None:
+    coding, body, said = CODED[case]
+    report, (seen,) = answered(reply(500, body, Content_Encoding=coding))
+    assert seen.headers["accept-encoding"] == "identity"
+    assert report.status == 500
+    assert (report.answer or "").startswith(said or "")
+    assert (report.answer is None) is (said is None)
 
 
 def test_an_empty_answer_is_none() -> None:

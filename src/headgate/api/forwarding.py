@@ -97,7 +97,12 @@ class Forwarder:
 
 def _headers(request: Request, *, accept: bytes) -> dict[bytes, bytes]:
     """Return what the other node has to know: who asks, for what, and after which event."""
-    headers = {FORWARDED: b"1", b"x-request-id": request.request_id, b"accept": accept}
+    headers = {
+        FORWARDED: b"1",
+        b"x-request-id": request.request_id,
+        b"accept": accept,
+        b"accept-encoding": b"identity",
+    }
     for name in (b"authorization", b"last-event-id"):
         value = request.header(name)
         if value:
@@ -138,6 +143,7 @@ async def _passed_on(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
 
 async def _answer(response: httpx2.Response) -> Response | None:
     """Return the answer of a node; anything else that may serve at its address has none."""
+    from headgate.providers.content_coding import ContentCodingError  # noqa: PLC0415
     from headgate.providers.http_client import read_body  # noqa: PLC0415
 
     kind = response.headers.get("content-type", "").partition(";")[0].strip()
@@ -146,7 +152,10 @@ async def _answer(response: httpx2.Response) -> Response | None:
         return None
     if response.is_redirect or kind not in _TAKEN_TYPES:
         return None
-    body = await read_body(response, MAX_ANSWER_BYTES)
+    try:
+        body = await read_body(response, MAX_ANSWER_BYTES)
+    except ContentCodingError:
+        return None
     if body is None:
         return None
     wait = response.headers.get(_RETRY_AFTER)

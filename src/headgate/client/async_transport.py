@@ -74,7 +74,7 @@ class AsyncTransport:
                 api_error = await self._read(response)
                 raise error_of(api_error) or no_response(self._address.url, "not a stream")
             reader = MessageReader()
-            async with aclosing(response.aiter_bytes()) as pieces:
+            async with aclosing(response.aiter_raw()) as pieces:
                 async for piece in pieces:
                     for message in reader.feed(piece):
                         yield message
@@ -132,7 +132,7 @@ class AsyncTransport:
 
     async def _read(self, response: httpx2.Response) -> Response:
         body = bytearray()
-        async with aclosing(response.aiter_bytes()) as pieces:
+        async with aclosing(response.aiter_raw()) as pieces:
             async for piece in pieces:
                 body += piece
                 if len(body) > MAX_RESPONSE_BYTES:

@@ -95,7 +95,11 @@ def token_of(token: str | None) -> str | None:
 
 def headers_of(token: str | None) -> dict[str, str]:
     """Return what every request says of its sender."""
-    headers = {"user-agent": "headgate", "accept": "application/json"}
+    headers = {
+        "user-agent": "headgate",
+        "accept": "application/json",
+        "accept-encoding": "identity",
+    }
     if token:
         headers["authorization"] = f"Bearer {token}"
     return headers

@@ -38,6 +38,7 @@ from headgate.executors.templates import (
     no_slot_keys,
     uses_slot,
 )
+from headgate.providers.content_coding import ContentCodingError
 from headgate.providers.http_client import (
     NOT_SENDABLE,
     NOT_SENT,
@@ -321,6 +322,9 @@ class EndpointResolver:
             raise ResolveError(explained(error)) from None
         except httpx2.RequestError as error:
             raise ResolveError(explained(error), is_transient=True) from None
+        except ContentCodingError as error:
+            problem = f"the answer cannot be read: {error}"
+            raise ResolveError(problem, is_transient=error.is_damaged) from None
         return self._found(body)
 
     async def _fetched(self, url: str, client: HttpClient) -> bytes:
@@ -365,6 +369,8 @@ class EndpointResolver:
 # | 425 | failed, may be tried again | nothing |
 # | other 4xx | failed for good | nothing: the endpoint refused |
 # | anything else | failed for good | what was reserved |
+# | a body that is damaged | failed, may be tried again | what was reserved |
+# | a body that is too large, or not coded as asked | failed for good | what was reserved |
 #
 # Whatever usage the body tells goes before this.
 
@@ -465,6 +471,10 @@ class RequestRunner:
         except httpx2.RequestError as error:
             problem = f"the {self._whom} did not answer: {explained(error)}"
             return Failed(error=self._line(problem), is_transient=True, is_cut=True)
+        except ContentCodingError as error:
+            problem = f"the answer of the {self._whom} cannot be read: {error}"
+            is_transient = error.is_damaged
+            return Failed(error=self._line(problem), is_transient=is_transient, is_cut=True)
 
     def not_sent(self, problem: str, *, is_transient: bool = True) -> Failed:
         """Return the outcome of a request that nobody has got."""

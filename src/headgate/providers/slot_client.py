@@ -18,6 +18,7 @@ import httpx2
 import msgspec
 
 from headgate.core.slots.quota import EXHAUSTION_CODES, QuotaFailure, QuotaFailureKind, failure_of
+from headgate.providers.content_coding import ContentCodingError
 from headgate.providers.endpoints import KEY_PLACEHOLDER, ProviderEndpoint
 from headgate.providers.http_client import NOT_SENDABLE, HttpClient, explained, read_body
 from headgate.providers.http_headers import HEADER_VALUE, SECRET_NAME, retry_after_seconds
@@ -83,7 +84,13 @@ class SlotClient:
         except asyncio.CancelledError:
             shown.fail("the request was cancelled")
             raise
-        except (TimeoutError, ssl.SSLError, httpx2.RequestError, *NOT_SENDABLE) as error:
+        except (
+            TimeoutError,
+            ssl.SSLError,
+            ContentCodingError,
+            httpx2.RequestError,
+            *NOT_SENDABLE,
+        ) as error:
             return shown.failed(self._failure_of(error, call))
         if isinstance(response, QuotaFailure):
             return shown.failed(response)
@@ -285,7 +292,7 @@ _KINDS: tuple[tuple[tuple[type[Exception], ...], QuotaFailureKind, str], ...] = 
         "the provider did not answer",
     ),
     (NOT_SENDABLE, QuotaFailureKind.REJECTED, "the request cannot be sent"),
-    ((httpx2.DecodingError,), QuotaFailureKind.GARBAGE, "the answer cannot be read"),
+    ((ContentCodingError,), QuotaFailureKind.GARBAGE, "the answer cannot be read"),
     ((httpx2.ConnectError,), QuotaFailureKind.UNREACHABLE, "the provider cannot be reached"),
     ((Exception,), QuotaFailureKind.UNREACHABLE, "the connection to the provider was lost"),
 )

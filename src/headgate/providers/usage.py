@@ -8,8 +8,8 @@ known tokens and an unknown cost.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from headgate.core.lifecycle import UNKNOWN_USAGE, Usage
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, to_tokens
 from headgate.errors import CallerError
+from headgate.providers.content_coding import ContentCodingError, ContentDecoder, coding_of
 from headgate.providers.prices import PriceList
 
 _MENTION = b'"usage"'
@@ -258,55 +259,47 @@ def _input_beside_cache(counts: _Counts, given: int) -> _Tokens | None:
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 MAX_LINE_BYTES = 8 * 1024 * 1024
-READABLE_CODINGS = ("gzip", "deflate", "identity")
-"""The content codings that can be read here; a request that allows others is kept to these."""
-
-_PIECE_BYTES = 64 * 1024
-_DETECT_HEADER = 32 + zlib.MAX_WBITS
+MAX_STREAM_BYTES = 1024 * 1024 * 1024
+"""A stream is read along with for so long; the longest that a model writes are a few megabytes."""
 
 
 class ResponseReader:
-    """Reads along with one response."""
+    """Reads along with one response; one that cannot be decoded has an unknown usage."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
-        coding = headers.get("content-encoding", "identity").strip().lower()
-        self._inflater = None
-        if coding in {"gzip", "deflate"}:
-            self._inflater = zlib.decompressobj(_DETECT_HEADER)
-        self._is_readable = coding in READABLE_CODINGS
+        self._decoder: ContentDecoder | None = None
+        with suppress(ContentCodingError):
+            self._decoder = ContentDecoder(coding_of(headers), max_bytes=MAX_STREAM_BYTES)
         kind = headers.get("content-type", "").lower()
         self._content: _Lines | _Body | None = None
         if kind.startswith("text/event-stream"):
             self._content = _Lines()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something left to read before further bytes come; feed nothing then."""
+        return self._decoder is not None and self._decoder.has_more
+
     def feed(self, chunk: bytes) -> None:
-        """Read the next bytes, as they came over the wire."""
-        if not self._is_readable:
-            return
-        if self._inflater is None:
-            self._read(chunk)
+        """Read the next bytes, as they came over the wire: one slice of all that waits."""
+        if self._decoder is None:
             return
         try:
-            self._inflate(self._inflater, chunk)
-        except zlib.error:
-            self._is_readable = False
+            self._read(self._decoder.feed(chunk))
+        except ContentCodingError:
+            self._decoder = None
 
     def usage(self, prices: PriceList, *, priced_as: str) -> tuple[Usage, bool]:
         """Return what was used as far as it is known, and whether that is all of it."""
-        if not self._is_readable or self._content is None:
+        if self._decoder is None or self._content is None:
             return UNKNOWN_USAGE, False
         return self._content.usage(prices, priced_as)
 
     def counts(self) -> CountedTokens | None:
         """Return what went in and came out, if all of it was read."""
-        if not self._is_readable or self._content is None:
+        if self._decoder is None or self._content is None:
             return None
         return self._content.counts()
-
-    def _inflate(self, inflater: zlib._Decompress, chunk: bytes) -> None:
-        while chunk:
-            self._read(inflater.decompress(chunk, _PIECE_BYTES))
-            chunk = inflater.unconsumed_tail
 
     def _read(self, piece: bytes) -> None:
         if self._content is None:

@@ -20,6 +20,8 @@ from urllib.parse import unquote_plus, urlsplit
 
 import httpcore2
 
+from headgate.providers.content_coding import ContentCodingError, ContentDecoder, coding_of
+from headgate.providers.http_client import BoundedStream
 from headgate.redaction import redacted
 from headgate.storage.deliveries import MAX_ANSWER_CHARACTERS, Message, SendReport
 from headgate.webhooks.guard import (
@@ -70,9 +72,10 @@ class GuardedNetwork(httpcore2.AnyIOBackend):
         share_seconds = self._connect_seconds / (len(tried) or 1)
         for address in tried:
             try:
-                return await super().connect_tcp(
+                stream = await super().connect_tcp(
                     address, port, share_seconds, local_address, socket_options
                 )
+                return BoundedStream(stream)
             except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
                 failure = error
         raise failure
@@ -178,6 +181,7 @@ def _headers(
         "host": destination.authority,
         "user-agent": USER_AGENT,
         "accept": "*/*",
+        "accept-encoding": "identity",
         "content-type": "application/json",
         "content-length": str(len(body)),
         "connection": "close",
@@ -273,12 +277,14 @@ def _key(secret: str) -> bytes:
 # rest.
 
 MAX_READ_BYTES = 4_096
+MAX_DECODED = 1 << 20
 READ_SECONDS = 1.0
 _CUT = "…"
 
 _BREAKS = (
     OSError,
     TimeoutError,
+    ContentCodingError,
     ssl.SSLError,
     httpcore2.NetworkError,
     httpcore2.ProtocolError,
@@ -291,11 +297,18 @@ async def beginning_of(response: httpcore2.Response, *, seconds: float = READ_SE
     body = bytearray()
     with suppress(*_BREAKS):
         async with asyncio.timeout(seconds), aclosing(response):
+            decoder = ContentDecoder(coding_of(_coding_header(response)), max_bytes=MAX_DECODED)
             async for chunk in response.aiter_stream():
-                body += chunk
-                if len(body) >= MAX_READ_BYTES:
+                # One slice of what was not asked for in this form is enough for its beginning.
+                body += decoder.feed(chunk)
+                if len(body) >= MAX_READ_BYTES or decoder.has_more:
                     break
     return bytes(body[:MAX_READ_BYTES]).decode(errors="replace")
+
+
+def _coding_header(response: httpcore2.Response) -> dict[str, str]:
+    named = [value for name, value in response.headers if name.lower() == b"content-encoding"]
+    return {"content-encoding": b",".join(named).decode("latin-1")}
 
 
 def without_secrets(text: str, url: str, secrets: Sequence[str]) -> str:

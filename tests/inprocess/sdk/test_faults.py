@@ -435,3 +435,25 @@ async def test_the_head_of_every_response_is_shown_and_who_fails_at_it_fails_no_
 
 
 USED_CHAT = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_an_answer_with_several_codings_is_refused_and_booked_as_held(
+    is_async: bool,
+) -> None:
+    answer = reply(200, b"{}", Content_Encoding="gzip, gzip", Content_Type="application/json")
+    async with scene(answer) as made:
+        url = f"{made.endpoint.url}/v1/chat/completions"
+
+        async def ask() -> None:
+            if is_async:
+                async with made.async_client() as client:
+                    await client.post(url, json=CHAT)
+            else:
+                with made.sync_client() as sync:
+                    await asyncio.to_thread(sync.post, url, json=CHAT)
+
+        with pytest.raises(httpx2.DecodingError, match="more than one Content-Encoding"):
+            await ask()
+        await all_ended(made)
+        assert await made.booked() == estimate_of(made.endpoint.seen[0])

@@ -37,6 +37,8 @@ def read(chunks: list[bytes], headers: dict[str, str], model: str = "gpt-4o") ->
     reader = ResponseReader(headers)
     for chunk in chunks:
         reader.feed(chunk)
+        while reader.has_more:
+            reader.feed(b"")
     return reader.usage(PRICES, priced_as=model)
 
 

@@ -169,7 +169,11 @@ class GovernedAsyncTransport(httpx2.AsyncBaseTransport):
         await call.begin()
         try:
             response = await self._inner.handle_async_request(call.to_send())
-            call.received(response)
+            try:
+                call.received(response)
+            except httpx2.DecodingError:
+                await response.aclose()
+                raise
             return with_stream(response, GovernedAsyncStream(response.stream, call))
         except BaseException as error:
             call.failed(error)
@@ -200,7 +204,10 @@ class GovernedAsyncStream(httpx2.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._inner:
-            self._call.read(chunk)
+            has_more = self._call.read(chunk)
+            while has_more:
+                await asyncio.sleep(0)
+                has_more = self._call.read(b"")
             yield chunk
 
     async def aclose(self) -> None:
@@ -255,7 +262,11 @@ class GovernedTransport(httpx2.BaseTransport):
                 # It began on another thread: this one must know that it holds money.
                 note_held(call.held)
             response = self._inner.handle_request(call.to_send())
-            call.received(response)
+            try:
+                call.received(response)
+            except httpx2.DecodingError:
+                response.close()
+                raise
             return with_stream(response, GovernedStream(response.stream, call, self))
         except BaseException as error:
             call.failed(error)
@@ -320,7 +331,9 @@ class GovernedStream(httpx2.SyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         for chunk in self._inner:
-            self._call.read(chunk)
+            has_more = self._call.read(chunk)
+            while has_more:
+                has_more = self._call.read(b"")
             yield chunk
 
     def close(self) -> None:

@@ -50,9 +50,10 @@ from headgate.errors import (
 from headgate.executors.http import refused
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import Acquisition
+from headgate.providers.content_coding import READABLE_CODINGS, ContentCodingError, check_one_coding
 from headgate.providers.http_client import NOT_SENDABLE, NOT_SENT
 from headgate.providers.requests import ModelCall, with_model, with_stream_usage
-from headgate.providers.usage import READABLE_CODINGS, ResponseReader
+from headgate.providers.usage import ResponseReader
 
 if TYPE_CHECKING:
     from headgate.inprocess.sdk.governor import Governor, SharedTracker
@@ -139,8 +140,16 @@ class GovernedCall:
             self._not_charged()
 
     def received(self, response: httpx2.Response) -> None:
-        """Note the head of the response."""
+        """Note the head of the response; one with several codings is refused.
+
+        The client behind would decode it all, and they make gigabytes of a few hundred bytes.
+        """
         self._governor.responded(response)
+        try:
+            check_one_coding(response.headers)
+        except ContentCodingError as error:
+            problem = f"the answer cannot be read: {error}"
+            raise httpx2.DecodingError(problem, request=self._request) from None
         if response.is_success:
             self._reader = ResponseReader(response.headers)
         elif response.status_code in _SAME_CALL_ELSEWHERE and response.has_redirect_location:
@@ -150,10 +159,12 @@ class GovernedCall:
                 response.status_code, response.headers, "", now=time.time(), is_model_api=True
             )
 
-    def read(self, chunk: bytes) -> None:
-        """Read along with the response."""
-        if self._reader is not None and self._held is not None:
-            self._reader.feed(chunk)
+    def read(self, chunk: bytes) -> bool:
+        """Read along with the response, a slice; tell whether some of it is still to be read."""
+        if self._reader is None or self._held is None:
+            return False
+        self._reader.feed(chunk)
+        return self._reader.has_more
 
     async def finish(self) -> None:
         """Free the permit and book what the call cost, once."""

@@ -1,0 +1,222 @@
+"""Bodies of answers: whole, bounded, and read without holding the loop, whatever comes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+
+import httpx2
+import pytest
+
+from executors.endpoint import reply, running_endpoint
+from headgate.providers.content_coding import ContentCodingError
+from headgate.providers.http_client import HttpClient, read_body, read_error_body
+
+MIB = 1 << 20
+gzipped = partial(gzip.compress, mtime=0)
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def coded(body: bytes, coding: str = "gzip") -> bytes:
+    return reply(200, body, Content_Encoding=coding)
+
+
+def four_times(body: bytes) -> bytes:
+    for _ in range(4):
+        body = gzipped(body)
+    return body
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Serve one answer from a thread of its own, so that only the reader is on the loop."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        try:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                connection.recv(1)
+        except OSError:
+            return  # The reader has left, or the test is over.
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(10)
+
+
+async def body_at(url: str, max_bytes: int = 64 * MIB) -> bytes | None:
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+    try:
+        response = await client.send("GET", url, {})
+        try:
+            return await read_body(response, max_bytes)
+        finally:
+            await response.aclose()
+    finally:
+        await client.close()
+
+
+TEXT = b'{"state": "done"}' * 10_000
+READ = [
+    ("plain", reply(200, TEXT)),
+    ("gzip", coded(gzipped(TEXT))),
+    ("members", coded(gzipped(TEXT[:5_000]) + gzipped(TEXT[5_000:]))),
+    ("zlib", coded(zlib.compress(TEXT), "deflate")),
+    ("until it closes", OK + b"\r\n" + TEXT),
+    ("chunked", CHUNKED + b"%x\r\n" % len(TEXT) + TEXT + b"\r\n0\r\n\r\n"),
+    ("with trailers", CHUNKED + b"%x\r\n" % len(TEXT) + TEXT + b"\r\n0\r\na: b\r\n\r\n"),
+    ("after 1xx", b"HTTP/1.1 103 Hint\r\n\r\n" * 20 + reply(200, TEXT)),
+    ("many headers", OK + b"a: b\r\n" * 200 + b"Content-Length: 170000\r\n\r\n" + TEXT),
+    ("in lines", reply(200, TEXT.replace(b"}", b"\n"))),
+]
+
+
+@pytest.mark.parametrize(("name", "answer"), READ)
+async def test_an_honest_answer_is_read_whole(name: str, answer: bytes) -> None:
+    with answering(answer) as url:
+        body = await body_at(url, max_bytes=len(TEXT))
+    assert body is not None, name
+    assert body.replace(b"\n", b"}") == TEXT
+
+
+LONG = [
+    ("plain", reply(200, bytes(1_001))),
+    ("gzip", coded(gzipped(bytes(1_001)))),
+    ("a length that nobody sends", OK + b"Content-Length: 99999999999999999999\r\n\r\n{}"),
+    ("chunked", CHUNKED + b"400\r\n" + bytes(1_024) + b"\r\n0\r\n\r\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "answer"), LONG)
+async def test_a_long_answer_is_none(name: str, answer: bytes) -> None:
+    with answering(answer) as url:
+        assert await body_at(url, max_bytes=1_000) is None, name
+
+
+# What an answer may do to hold the loop; the error that ends it is part of the table.
+HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
+    "gzip four times": (
+        lambda: coded(four_times(bytes(16 * MIB)), "gzip, gzip, gzip, gzip"),
+        "more than one Content-Encoding",
+    ),
+    "a bomb": (lambda: coded(gzipped(bytes(64 * MIB))), "grows more than"),
+    "members": (lambda: coded(gzipped(b"") * 50_000), "members"),
+    "tiny chunks": (lambda: CHUNKED + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n", "tiny pieces"),
+    "1xx without end": (lambda: b"HTTP/1.1 103 \r\n\r\n" * 40_000, "head or the trailers"),
+    "many headers": (lambda: OK + b"a:\r\n" * 24_000 + b"\r\n", "head or the trailers"),
+    "many trailers": (
+        lambda: CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a:\r\n" * 24_000,
+        "head or the trailers",
+    ),
+    "a long header": (lambda: OK + b"a: " + b"x" * MIB, "Receive buffer too long"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_no_answer_holds_the_loop(name: str) -> None:
+    answer, said = HOSTILE[name]
+    await body_at_nowhere()
+    with (
+        answering(answer()) as url,
+        turns_of_the_loop() as turns,
+        pytest.raises((ContentCodingError, httpx2.RequestError), match=said),
+    ):
+        await body_at(url)
+    assert max(after - before for before, after in pairwise(turns)) < 0.05
+
+
+async def test_an_honest_answer_does_not_hold_the_loop_either() -> None:
+    rows = b"".join(b'{"id": %d, "state": "done"},\n' % i for i in range(100_000))
+    await body_at_nowhere()
+    with answering(coded(gzipped(rows))) as url, turns_of_the_loop() as turns:
+        assert await body_at(url) == rows
+    assert max(after - before for before, after in pairwise(turns)) < 0.05
+
+
+@contextmanager
+def turns_of_the_loop() -> Iterator[list[float]]:
+    """Note each turn in time of this thread's processor: what others do does not count."""
+    loop = asyncio.get_running_loop()
+    turns: list[float] = []
+    is_over = False
+
+    def turn() -> None:
+        turns.append(time.thread_time())
+        if not is_over:
+            loop.call_soon(turn)
+
+    turn()
+    yield turns
+    is_over = True
+
+
+async def body_at_nowhere() -> None:
+    """Load what the first request of a process loads, which takes its time."""
+    async with running_endpoint() as endpoint:
+        await body_at(endpoint.url)
+
+
+async def test_a_time_limit_strikes_while_an_answer_is_decoded() -> None:
+    # 64 MiB that grow a hundredfold are within all bounds, and take longer than this.
+    rows = b"".join(b'{"id": %d, "state": "done"},' % (i % 50) for i in range(1_000_000))
+    with answering(coded(gzipped(rows, 1))) as url, pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.02):
+            await body_at(url)
+
+
+async def test_an_answer_that_drips_ends_with_the_time_limit() -> None:
+    async def drip(_: object, writer: asyncio.StreamWriter) -> None:
+        writer.write(CHUNKED)
+        while True:
+            writer.write(b"1\r\nx\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.001)
+
+    async with running_endpoint(drip) as endpoint:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await body_at(endpoint.url)
+
+
+ERRORS = [
+    (reply(500, gzipped(b"no luck"), Content_Encoding="gzip"), "no luck"),
+    (reply(500, b"no luck"), "no luck"),
+    (reply(500, b"xyz", Content_Encoding="gzip"), "incorrect header check"),
+    (reply(500, b"xyz", Content_Encoding="gzip, gzip"), "more than one Content-Encoding"),
+    (reply(500, gzipped(b"A" * MIB), Content_Encoding="gzip"), "A" * 4_096),
+    (reply(500, gzipped(b"no luck")[:-4], Content_Encoding="gzip"), "no luck"),
+]
+
+
+@pytest.mark.parametrize(("answer", "said"), ERRORS)
+async def test_the_beginning_of_an_error_is_read_as_well(answer: bytes, said: str) -> None:
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+    async with running_endpoint(answer) as endpoint:
+        response = await client.send("GET", endpoint.url, {})
+        assert said in await read_error_body(response)
+        await response.aclose()
+    await client.close()
+
+
+async def test_requests_say_which_codings_are_read() -> None:
+    async with running_endpoint() as endpoint:
+        await body_at(endpoint.url)
+    assert endpoint.seen[0].headers["accept-encoding"] == "gzip, deflate"
