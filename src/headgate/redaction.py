@@ -53,7 +53,6 @@ _RULES = (
 )
 _ESCAPE = re.compile("%[0-9A-F]{2}")
 _REFERENCE = re.compile(r"\{[\w.]+\}")
-_CREDENTIALS = re.compile(r"(?<=://).*@", re.DOTALL)
 
 
 def hidden_address(url: str) -> str:
@@ -61,7 +60,10 @@ def hidden_address(url: str) -> str:
 
     Any parameter may be a secret, whatever it is called; a reference such as `{key}` is none.
     """
-    address, mark, query = _CREDENTIALS.sub(f"{HIDDEN}@", url).partition("#")[0].partition("?")
+    scheme, sign, rest = url.partition("://")
+    _, at, host = rest.rpartition("@")
+    shown = f"{scheme}{sign}{HIDDEN}{at}{host}" if at else url
+    address, mark, query = shown.partition("#")[0].partition("?")
     return f"{address}{mark}{'&'.join(map(_hidden_parameter, query.split('&')))}"
 
 

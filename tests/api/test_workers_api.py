@@ -225,6 +225,18 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
         400,
         "invalid_field",
     ),
+    (
+        "/tasks/{id}/complete",
+        {"workerId": "{me}", "attempt": 1, "usage": {"usd": "0" * 101}},
+        400,
+        "invalid_field",
+    ),
+    (
+        "/tasks/{id}/complete",
+        {"workerId": "{me}", "attempt": 1, "usage": {"model": "m" * 129}},
+        400,
+        "invalid_field",
+    ),
 ]
 
 

@@ -136,3 +136,10 @@ def test_a_longer_secret_is_hidden_before_one_that_it_contains() -> None:
 
 def test_raw_json_is_kept_unread() -> None:
     assert bytes(raw({"a": 1})) == b'{"a":1}'
+
+
+@pytest.mark.parametrize("length", [40_000, 1_000_000])
+def test_a_filled_url_has_a_limit_whatever_the_params_have(length: int) -> None:
+    url = template("http://h/{params.v}/{params.v}")
+    with pytest.raises(UnfilledError, match="longer than 65,536 characters"):
+        url.fill(order_of(params={"v": "x" * length}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from headgate.workflow.placeholders import (
     EnvPlaceholder,
+    FilledBytes,
     IndexPlaceholder,
     ItemPlaceholder,
     PlaceholderError,
@@ -209,3 +211,41 @@ def test_a_template_without_places_is_filled_with_itself(value: Any) -> None:
         return
     if not list(references(template)) and "{" not in msgspec.json.encode(value).decode():
         assert fill_template(template, SimpleView()) == value
+
+
+@pytest.mark.parametrize(
+    "unit", ["{", "{{", "}", "{}", "{a", "{item", "{item.", '{item["', "{item[0]", "{x.y} ", "}{"]
+)
+def test_texts_of_braces_are_read_in_linear_time(unit: str) -> None:
+    """Twenty thousand braces took five seconds, and twice as many four times as long."""
+
+    def seconds(characters: int) -> float:
+        source, best = unit * (characters // len(unit)), float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            with suppress(PlaceholderError):
+                parsed_text(source)
+            best = min(best, time.process_time() - began)
+        return best
+
+    # The quadratic reader needs 100 times as long for ten times the text, and above a minute.
+    assert seconds(100_000) < 0.5 + 30 * seconds(10_000)
+
+
+def test_what_one_run_of_a_step_is_filled_to_has_a_limit_in_sum() -> None:
+    view, room = SimpleView("x" * 600), FilledBytes(1_000)
+    assert fill(parsed_text("<{item}>"), view, room) == f"<{'x' * 600}>"
+    with pytest.raises(UnfilledError, match=r"more than 1,000 bytes at \{item\}"):
+        fill_template(parsed_template({"a": ["{item}"]}), view, room)
+
+
+def test_values_that_are_no_texts_count_as_their_json() -> None:
+    template = parsed_template(["{item}", "{item}"])
+    with pytest.raises(UnfilledError, match="more than 150 bytes"):
+        fill_template(template, SimpleView([1] * 50), FilledBytes(150))
+
+
+def test_a_short_text_cannot_be_filled_without_end() -> None:
+    source = "{item}" * 10_000
+    with pytest.raises(UnfilledError, match="8,388,608 bytes"):
+        fill(parsed_text(source), SimpleView("x" * 1_000_000))

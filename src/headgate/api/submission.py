@@ -21,7 +21,13 @@ from headgate.config.settings import (
     ProjectSettings,
     Settings,
 )
-from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes, parse_scope
+from headgate.core.budgets.scopes import (
+    MAX_REMEMBERED_LENGTH,
+    ROOT,
+    Scope,
+    charged_scopes,
+    parse_scope,
+)
 from headgate.core.lifecycle import IN_THE_PAST, INVALID_FORMAT, parse_rfc3339
 from headgate.core.money import to_micro_usd, to_tokens
 from headgate.core.snapshot import (
@@ -398,12 +404,18 @@ def parse_cost_micro_usd(amount: float | str) -> int:
 
 def parse_scopes(texts: list[str], own: Scope) -> tuple[str, ...]:
     """Return the scopes that a task is charged to: its project's own one first, each once."""
-    return _charged(tuple(texts), own)
+    if sum(map(len, texts)) > MAX_REMEMBERED_LENGTH:
+        return _read_scopes(tuple(texts), own)
+    return _remembered_scopes(tuple(texts), own)
 
 
 # Tasks that come together are charged to the same few scopes.
 @lru_cache(maxsize=4_096)
-def _charged(texts: tuple[str, ...], own: Scope) -> tuple[str, ...]:
+def _remembered_scopes(texts: tuple[str, ...], own: Scope) -> tuple[str, ...]:
+    return _read_scopes(texts, own)
+
+
+def _read_scopes(texts: tuple[str, ...], own: Scope) -> tuple[str, ...]:
     if len(texts) > MAX_SCOPES:
         reject_field("scopes", f"has {len(texts)} entries, at most {MAX_SCOPES} are charged")
     try:

@@ -33,6 +33,7 @@ from headgate.api.shares import held
 from headgate.api.submission import read_body
 from headgate.api.tasks import known_form, own_task
 from headgate.core.lifecycle import (
+    MAX_MODEL_LENGTH,
     MAX_PAUSE_SECONDS,
     UNKNOWN_USAGE,
     Failed,
@@ -172,6 +173,9 @@ def _usage(api: Api, used: UsedBody | None) -> Usage:
     """Return what was used; tokens of a known model are priced where no amount is given."""
     if used is None:
         return UNKNOWN_USAGE
+    if used.model is not None and len(used.model) > MAX_MODEL_LENGTH:
+        problem = f"has {len(used.model):,} characters, at most {MAX_MODEL_LENGTH} are kept"
+        raise InvalidFieldError("usage.model", problem)
     found = UNKNOWN_USAGE
     if used.input_tokens is not None or used.output_tokens is not None:
         counts = {"input_tokens": used.input_tokens or 0, "output_tokens": used.output_tokens or 0}

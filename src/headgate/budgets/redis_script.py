@@ -39,7 +39,7 @@ from headgate.core.budgets.reservations import (
     Reservation,
     ReservationState,
 )
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope
 from headgate.core.budgets.windows import (
     NO_WINDOW,
     Window,
@@ -385,8 +385,16 @@ def entry_from(packed: bytes) -> JournalEntry:
     )
 
 
-@lru_cache(maxsize=4_096)
 def _charges_from(text: str) -> tuple[Charge, ...]:
+    return _read_charges(text) if len(text) > MAX_REMEMBERED_LENGTH else _remembered(text)
+
+
+@lru_cache(maxsize=4_096)
+def _remembered(text: str) -> tuple[Charge, ...]:
+    return _read_charges(text)
+
+
+def _read_charges(text: str) -> tuple[Charge, ...]:
     pairs = [line.split(" ") for line in text.split("\n")]
     return tuple([Charge(scope=Scope(scope), bucket_start=int(start)) for scope, start in pairs])
 

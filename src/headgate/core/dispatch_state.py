@@ -18,7 +18,13 @@ from typing import Generic, TypeVar
 import msgspec
 
 from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, Unit, exceeded
-from headgate.core.budgets.scopes import ROOT, Scope, ancestors, charged_scopes
+from headgate.core.budgets.scopes import (
+    MAX_REMEMBERED_LENGTH,
+    ROOT,
+    Scope,
+    ancestors,
+    charged_scopes,
+)
 from headgate.core.estimates import (
     DEFAULT_QUANTILE,
     NOTHING,
@@ -213,8 +219,14 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-@lru_cache(maxsize=4_096)
 def _charged(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
+    if sum(map(len, scopes)) > MAX_REMEMBERED_LENGTH:
+        return charged_scopes(ROOT, [Scope(scope) for scope in scopes])
+    return _remembered_charged(scopes)
+
+
+@lru_cache(maxsize=4_096)
+def _remembered_charged(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
     return charged_scopes(ROOT, [Scope(scope) for scope in scopes])
 
 

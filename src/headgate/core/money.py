@@ -33,6 +33,8 @@ _MICRO_DOLLAR = Decimal("0.000001")
 # The program's own decimal context may be set to any precision; amounts must not depend on it.
 _EXACT = Context(prec=40, rounding=ROUND_CEILING, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[])
 _SHOWN_CHARACTERS = 40
+MAX_AMOUNT_LENGTH = 100
+"""How long a written amount may be: nobody means more digits, and those that are read are kept."""
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,9 +137,16 @@ def _to_decimal(amount: object, field: str) -> Decimal:
     raise InvalidAmountError(field, problem)
 
 
+def _parse_decimal(text: str, field: str) -> Decimal:
+    if len(text) > MAX_AMOUNT_LENGTH:
+        problem = f"has {len(text):,} characters, an amount has at most {MAX_AMOUNT_LENGTH}"
+        raise InvalidAmountError(field, f"{problem}; write dollars as 12.50")
+    return _read_decimal(text, field)
+
+
 # The same few prices are written again and again.
 @lru_cache(maxsize=1_024)
-def _parse_decimal(text: str, field: str) -> Decimal:
+def _read_decimal(text: str, field: str) -> Decimal:
     stripped = text.strip()
     try:
         if _NUMBER.fullmatch(stripped):

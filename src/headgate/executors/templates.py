@@ -224,6 +224,8 @@ class SlotText:
 
 RESOLVED = "resolved"
 PARAMS = "params."
+MAX_URL_LENGTH = 64 * 1024
+"""How long a filled URL may be; servers take less, and params may have a megabyte."""
 
 _FIELDS: dict[str, Callable[[WorkOrder], str | None]] = {
     "tabId": lambda order: order.submission.tab_id,
@@ -286,6 +288,9 @@ class UrlTemplate:
             part if isinstance(part, str) else self._filled(part, order, resolved)
             for part in self._parts
         )
+        if len(url) > MAX_URL_LENGTH:
+            problem = f"the executor's URL would be longer than {MAX_URL_LENGTH:,} characters"
+            raise UnfilledError(problem)
         if _has_steps(url):
             raise UnfilledError("the path of the executor's URL cannot have the steps . and ..")
         return url
@@ -293,7 +298,8 @@ class UrlTemplate:
     def _filled(self, placeholder: _Placeholder, order: WorkOrder, resolved: str) -> str:
         if placeholder.part is _UrlPart.BEHIND:
             value = resolved if placeholder.name == RESOLVED else _value(placeholder.name, order)
-            return quote(value, safe="", errors="replace")
+            # What is too long even as it is, is not written out first: it would get longer still.
+            return quote(value[: MAX_URL_LENGTH + 1], safe="", errors="replace")
         if placeholder.part is _UrlPart.START:
             return self._filled_start(resolved)
         is_usable = _is_host if placeholder.part is _UrlPart.HOST else _is_port

@@ -249,12 +249,13 @@ def _published(model: str, usage: _Usage) -> MicroUsd:
     return to_micro_usd(total, field="cost")
 
 
-@lru_cache(maxsize=MAX_MODELS_CACHED)
 def _find(model: str) -> ModelInfo | None:
     """Look a model up in the list itself; the package's own lookup remembers names without end."""
-    if len(model) > MAX_MODEL_LENGTH:
-        return None
-    name = model.lower()
+    return None if len(model) > MAX_MODEL_LENGTH else _found_in_list(model.lower())
+
+
+@lru_cache(maxsize=MAX_MODELS_CACHED)
+def _found_in_list(name: str) -> ModelInfo | None:
     found = _search(name)
     if found is None and "/" in name:
         provider, _, rest = name.partition("/")

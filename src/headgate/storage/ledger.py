@@ -36,7 +36,7 @@ from headgate.core.budgets.reservations import (
     Reservation,
     ReservationState,
 )
-from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, ROOT, Scope
 from headgate.core.budgets.windows import format_window, live_from, parse_window
 from headgate.core.money import Columns, MicroUsd, Tokens
 from headgate.errors import CallerError, InvalidSettingError
@@ -153,15 +153,18 @@ def entry_row(entry: JournalEntry) -> Row:
     )
 
 
-# Callers that run side by side charge the same few scopes, so both directions are remembered.
-@lru_cache(maxsize=4_096)
 def charges_text(charges: tuple[Charge, ...]) -> str:
     """Write charges as compact JSON: `[["",0],["session:eval",0]]`."""
     return msgspec.json.encode(charges).decode()
 
 
-@lru_cache(maxsize=4_096)
 def _charges(text: str) -> tuple[Charge, ...]:
+    return _CHARGES.decode(text) if len(text) > MAX_REMEMBERED_LENGTH else _remembered(text)
+
+
+# Callers that run side by side charge the same few scopes.
+@lru_cache(maxsize=4_096)
+def _remembered(text: str) -> tuple[Charge, ...]:
     return _CHARGES.decode(text)
 
 

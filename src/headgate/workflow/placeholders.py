@@ -107,13 +107,37 @@ def as_string(text: Text) -> Text:
     return Text(parts=("", *text.parts)) if is_one_placeholder else text
 
 
-def fill(text: Text, view: View) -> FilledText:
-    """Fill a text; raise `UnfilledError` for a placeholder without a value."""
+MAX_FILLED_BYTES = 8 << 20
+"""How much one run of a step may be filled to, all of its texts and values together.
+
+A short text may name a large output many times, so what a file says does not bound it.
+"""
+
+
+class FilledBytes:
+    """Counts what is filled for one run of a step, before it is put together."""
+
+    def __init__(self, most: int = MAX_FILLED_BYTES) -> None:
+        self.most = most
+        self.count = 0
+
+    def add(self, count: int, placeholder: Placeholder) -> None:
+        """Count a value that was looked up; raise `UnfilledError` where it is too much."""
+        self.count += count
+        if self.count > self.most:
+            written = placeholder_text(placeholder)
+            problem = f"the step is filled to more than {self.most:,} bytes at {written}; use less"
+            raise UnfilledError(problem)
+
+
+def fill(text: Text, view: View, filled_bytes: FilledBytes | None = None) -> FilledText:
+    """Fill a text; `UnfilledError` for a placeholder without a value, or with too large a one."""
+    filled_bytes = filled_bytes or FilledBytes()
     if all(map(_is_written, text.parts)):
         return "".join(filter(_is_written, text.parts))
     # A placeholder with nothing before it is where an address begins.
     filled = [
-        _filled(part, view, is_encoded=text.is_url and number > 0)
+        _filled(part, view, filled_bytes, is_encoded=text.is_url and number > 0)
         for number, part in enumerate(text.parts)
     ]
     if any(isinstance(part, EnvPlaceholder) for part in filled):
@@ -121,9 +145,10 @@ def fill(text: Text, view: View) -> FilledText:
     return "".join(filter(_is_written, filled))
 
 
-def fill_template(template: Template, view: View) -> Any:  # noqa: ANN401
-    """Fill a JSON value; raise `UnfilledError` for a placeholder without a value."""
-    return _filled_value(template.value, view)
+def fill_template(template: Template, view: View, filled_bytes: FilledBytes | None = None) -> Any:  # noqa: ANN401
+    """Fill a JSON value; `UnfilledError` as for a text."""
+    filled_bytes = filled_bytes or FilledBytes()
+    return _filled_value(template.value, view, filled_bytes)
 
 
 def with_variables(text: FilledText, value_of: Callable[[EnvPlaceholder], str]) -> str:
@@ -207,23 +232,34 @@ def _is_written(part: str | Placeholder) -> TypeGuard[str]:
     return isinstance(part, str)
 
 
-def _filled(part: str | Placeholder, view: View, *, is_encoded: bool) -> str | EnvPlaceholder:
+def _filled(
+    part: str | Placeholder, view: View, filled_bytes: FilledBytes, *, is_encoded: bool
+) -> str | EnvPlaceholder:
     if isinstance(part, str | EnvPlaceholder):
         return part
     value = _looked_up(part, view)
-    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    if isinstance(value, str):
+        filled_bytes.add(len(value), part)
+        text = value
+    else:
+        text = msgspec.json.encode(value).decode()
+        filled_bytes.add(len(text), part)
     return quote(text, safe="", errors="replace") if is_encoded else text
 
 
-def _filled_value(value: Any, view: View) -> Any:  # noqa: ANN401
+def _filled_value(value: Any, view: View, filled_bytes: FilledBytes) -> Any:  # noqa: ANN401
     if isinstance(value, Text):
         if len(value.parts) == 1 and not isinstance(value.parts[0], str):
-            return _looked_up(value.parts[0], view)
-        return fill(value, view)
+            found = _looked_up(value.parts[0], view)
+            if isinstance(found, str | list | dict):
+                size = len(found) if isinstance(found, str) else len(msgspec.json.encode(found))
+                filled_bytes.add(size, value.parts[0])
+            return found
+        return fill(value, view, filled_bytes)
     if isinstance(value, dict):
-        return {key: _filled_value(inner, view) for key, inner in value.items()}
+        return {key: _filled_value(inner, view, filled_bytes) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_filled_value(inner, view) for inner in value]
+        return [_filled_value(inner, view, filled_bytes) for inner in value]
     return value
 
 
@@ -262,7 +298,9 @@ _QUOTED = r"""\[("(?:[^"\\{}]|\\.)*"|'[^'\\{}]*')\]"""
 _PART = re.compile(f"{_KEY}|{_NUMBER}|{_QUOTED}")
 _SHAPE = re.compile(rf"({_NAME})((?:{_KEY}|{_NUMBER}|{_QUOTED})*)")
 _MEANT = re.compile(rf"\s*(?:{'|'.join(ROOTS)})\s*(?:[.\[].*)?")
-_BRACES = re.compile(r"(\{+)([^{}]*)(\}+)")
+# A run of braces is looked at from its beginning alone, and no part of it is given back: a text of
+# nothing but braces is read once, and not once for each of them.
+_BRACES = re.compile(r"(?<!\{)(\{++)([^{}]*+)(\}++)")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

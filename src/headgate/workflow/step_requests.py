@@ -30,6 +30,7 @@ from headgate.workflow.costs import estimated
 from headgate.workflow.placeholders import (
     ONE_RUN_FIELDS,
     EnvPlaceholder,
+    FilledBytes,
     FilledText,
     Text,
     UnfilledError,
@@ -122,65 +123,71 @@ def decoded(raw: bytes | msgspec.Raw) -> Request:
     return _requests.decode(raw)
 
 
-def request_of(work: Work, view: View) -> Request:
-    """Fill the work of a step; `UnfilledError` says which placeholder could not be filled."""
+def request_of(work: Work, view: View, filled_bytes: FilledBytes | None = None) -> Request:
+    """Fill the work of a step; `UnfilledError` says which placeholder could not be filled.
+
+    `filled_bytes` counts what is filled in, and has its limit.
+    """
+    filled_bytes = filled_bytes or FilledBytes()
     match work:
         case CommandWork():
-            return _command(work, view)
+            return _command(work, view, filled_bytes)
         case HttpWork():
-            return _http(work, view)
+            return _http(work, view, filled_bytes)
         case CallWork(entry_point=entry_point, given=given):
-            value = msgspec.UNSET if given is None else fill_template(given, view)
+            value = msgspec.UNSET if given is None else fill_template(given, view, filled_bytes)
             return CallRequest(entry_point=entry_point, given=value)
         case ModelWork(endpoint=endpoint, model=model, max_tokens=max_tokens):
-            body = fill_template(work.body, view)
+            body = fill_template(work.body, view, filled_bytes)
             return ModelRequest(endpoint=endpoint, model=model, body=body, max_tokens=max_tokens)
         case TargetWork():
-            return _target(work, view)
+            return _target(work, view, filled_bytes)
 
 
-def _command(work: CommandWork, view: View) -> CommandRequest:
+def _command(work: CommandWork, view: View, filled_bytes: FilledBytes) -> CommandRequest:
     return CommandRequest(
-        command=tuple([fill(argument, view) for argument in work.command]),
-        env=_texts(work.env, view),
+        command=tuple([fill(argument, view, filled_bytes) for argument in work.command]),
+        env=_texts(work.env, view, filled_bytes),
         pass_env=work.pass_env,
-        stdin=_plain(work.stdin, view),
-        cwd=None if work.cwd is None else fill(work.cwd, view),
+        stdin=_plain(work.stdin, view, filled_bytes),
+        cwd=None if work.cwd is None else fill(work.cwd, view, filled_bytes),
     )
 
 
-def _http(work: HttpWork, view: View) -> HttpRequest:
+def _http(work: HttpWork, view: View, filled_bytes: FilledBytes) -> HttpRequest:
     return HttpRequest(
-        url=fill(work.url, view),
+        url=fill(work.url, view, filled_bytes),
         method=work.method,
-        headers=_texts(work.headers, view),
-        body=msgspec.UNSET if work.body is None else fill_template(work.body, view),
+        headers=_texts(work.headers, view, filled_bytes),
+        body=msgspec.UNSET if work.body is None else fill_template(work.body, view, filled_bytes),
     )
 
 
-def _target(work: TargetWork, view: View) -> TargetRequest:
+def _target(work: TargetWork, view: View, filled_bytes: FilledBytes) -> TargetRequest:
     return TargetRequest(
         target=work.target,
-        action=_plain(work.action, view),
-        params=None if work.params is None else fill_template(work.params, view),
-        input=None if work.input is None else fill_template(work.input, view),
-        tab_id=_plain(work.tab_id, view),
-        selector=_plain(work.selector, view),
-        ref=_plain(work.ref, view),
+        action=_plain(work.action, view, filled_bytes),
+        params=None if work.params is None else fill_template(work.params, view, filled_bytes),
+        input=None if work.input is None else fill_template(work.input, view, filled_bytes),
+        tab_id=_plain(work.tab_id, view, filled_bytes),
+        selector=_plain(work.selector, view, filled_bytes),
+        ref=_plain(work.ref, view, filled_bytes),
         slot=work.slot,
         provider=work.provider,
     )
 
 
-def _texts(texts: Mapping[str, Text], view: View) -> dict[str, FilledText]:
-    return {name: fill(text, view) for name, text in texts.items()}
+def _texts(
+    texts: Mapping[str, Text], view: View, filled_bytes: FilledBytes
+) -> dict[str, FilledText]:
+    return {name: fill(text, view, filled_bytes) for name, text in texts.items()}
 
 
-def _plain(text: Text | None, view: View) -> str | None:
+def _plain(text: Text | None, view: View, filled_bytes: FilledBytes) -> str | None:
     """Fill a text that has no variables in it: the file was refused otherwise."""
     if text is None:
         return None
-    filled = fill(text, view)
+    filled = fill(text, view, filled_bytes)
     return filled if isinstance(filled, str) else "".join(map(str, filled))
 
 
@@ -482,6 +489,8 @@ def _status(run_state: StepRunState) -> str:
 # filled is the failure of that one run, in a line that says what is missing.
 
 MAX_REFUSALS = 64
+MAX_RUN_FILLED_BYTES = 16 << 30
+"""How much all texts of one run may be filled to: a million runs of a step of 16 KiB each."""
 
 
 class NoOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -540,6 +549,7 @@ class OrderMaker:
         self._progress = progress
         self._provisional: set[str] = set()
         self._same: dict[str, Amounts] = {}
+        self._filled_bytes = 0
 
     def made(self, number: int, generation: int, values: Mapping[Any, Any]) -> StepOrder | NoOrder:
         """Return the order of a run, or how it ends without one."""
@@ -557,7 +567,7 @@ class OrderMaker:
     def _order(
         self, number: int, generation: int, step: Step, view: RunView
     ) -> StepOrder | NoOrder:
-        request = request_of(step.work, view)
+        request = self._request(step, view)
         amounts = self._same.get(step.id)
         if amounts is None:
             amounts = estimated(self._workflow, step, request, is_limited=self._is_limited)
@@ -576,6 +586,15 @@ class OrderMaker:
             tokens=amounts[1],
             is_provisional=self._is_provisional(number, step),
         )
+
+    def _request(self, step: Step, view: RunView) -> Request:
+        filled_bytes = FilledBytes()
+        request = request_of(step.work, view, filled_bytes)
+        self._filled_bytes += filled_bytes.count
+        if self._filled_bytes > MAX_RUN_FILLED_BYTES:
+            problem = f"the run is filled to more than {MAX_RUN_FILLED_BYTES:,} bytes; split it"
+            raise UnfilledError(problem)
+        return request
 
     def _is_provisional(self, number: int, step: Step) -> bool:
         """Tell whether what a run builds upon may be begun anew by a resume."""

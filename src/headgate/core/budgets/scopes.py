@@ -27,6 +27,12 @@ MAX_DEPTH = 8
 MAX_PART_LENGTH = 128
 MAX_SCOPE_LENGTH = 512
 MAX_CHARGED_SCOPES = 64
+MAX_REMEMBERED_LENGTH = 1_024
+"""How long scopes may be together that a cache keeps as its key.
+
+The usual ones have a tenth of that. Those that a client may choose have 32 KiB, and a cache of
+thousands of entries would hold hundreds of megabytes of them.
+"""
 
 _PART = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):([A-Za-z0-9][A-Za-z0-9._@+-]*)")
 _EXAMPLE = "write kind:name parts, as in session:eval-1/workflow:w1"
