@@ -167,6 +167,19 @@ class BudgetMismatchError(CallerError):
         self.scope, self.existing, self.wanted = scope, existing, wanted
 
 
+class AdjustmentError(InvalidFieldError):
+    """An operator wants to take, accept or reject more than there is; nothing was changed."""
+
+    def __init__(self, *, scope: str, call: str, unit: str, wanted: int, there: int) -> None:
+        field = "usd" if unit == "micro_usd" else "tokens"
+        what = "booked" if call == "adjust" else "claimed and not accepted"
+        line = (
+            f"is {_exact(wanted, unit)}, and {scope or '(root)'} has {_exact(there, unit)} {what}"
+        )
+        super().__init__(field, f"{line} in its window; name at most that")
+        self.scope, self.unit, self.wanted, self.there = scope, unit, wanted, there
+
+
 class IllegalMoveError(CallerError):
     """A state machine was asked for a move that its table does not have."""
 

@@ -436,6 +436,7 @@ AMOUNTS = {
     "spent": "that were spent within what was reserved for it; the other scopes together.",
     "reserved": "that are reserved; the other scopes together.",
     "overrun": "that were spent beyond what was reserved for it; the other scopes together.",
+    "unaccepted": "that tenants claim and nobody has accepted; the other scopes together.",
 }
 """The amounts of a scope that are gauges, with what each says."""
 
@@ -603,6 +604,7 @@ class _CountingLedger:
         self.set_limit = ledger.set_limit
         self.create_limit = ledger.create_limit
         self.settle = ledger.settle
+        self.adjust = ledger.adjust
         self.accounts = ledger.accounts
         self.journal = ledger.journal
         self.sweep = ledger.sweep

@@ -352,6 +352,50 @@ async def test_a_caller_that_is_bound_touches_budgets_of_its_own() -> None:
         assert (await it.status("project:search", agent)).status == 403
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("bounds", "scope"),
+    [
+        (Bounds(project_id="alpha"), "project:alpha"),
+        (Bounds(agent_id="evil"), "project:beta/agent:evil"),
+        (Bounds(project_id="alpha", agent_id="evil"), "project:alpha/agent:evil"),
+    ],
+)
+async def test_a_claim_of_a_bound_token_takes_nothing_from_others(
+    kind: str, bounds: Bounds, scope: str
+) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget("", limit_usd="1000")
+        mine = it.token("submit", "read", bounds=bounds)
+        # A limit that it sets for itself does not widen what it may claim.
+        own = f"{scope}/session:s" if scope == "project:alpha" else scope
+        created = await it.ask("create", mine, scope=own, limitUsd="1000000")
+        assert created.status == 200
+        held = await it.ask("reserve", mine, id="r", scope=own, usd="0")
+        assert held.status == 200
+        booked = await it.ask("commit", mine, id="r", scope=own, usd="1000000")
+        assert booked.status == 200
+        root = await it.tracker.own_status("")
+        assert root.remaining_micro_usd == 1_000_000_000
+        assert root.unaccepted_micro_usd == 1_000_000_000_000
+        assert (await it.tracker.own_status(own)).overrun_micro_usd == 1_000_000_000_000
+        refused = await it.ask("reserve", mine, id="r2", scope=own, usd="0.01")
+        assert refused.status == 402
+        others = it.token("submit", bounds=Bounds(project_id="honest"))
+        held = await it.ask("reserve", others, id="r", scope="project:honest", usd="1000")
+        assert held.status == 200
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_operators_word_is_booked_in_full(kind: str) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget("", limit_usd="1000")
+        operator = it.token("admin", "submit")
+        await it.ask("reserve", operator, id="r", scope="project:alpha", usd="0")
+        await it.ask("commit", operator, id="r", scope="project:alpha", usd="1001")
+        assert (await it.tracker.own_status("")).remaining_micro_usd == -1_000_000
+
+
 async def test_changes_need_submit_and_looking_needs_read() -> None:
     async with bank("store") as it:
         reads, submits = it.token("read"), it.token("submit")

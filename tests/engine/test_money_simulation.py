@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -31,11 +31,13 @@ from headgate.budgets.local import LocalLedger
 from headgate.core.budgets import ledger as ledger_module
 from headgate.core.budgets.ledger import (
     EMPTY,
+    Adjustment,
     Balance,
     Clock,
     JournalEntry,
     LedgerState,
     Limit,
+    Part,
     Unit,
     read_account,
 )
@@ -227,9 +229,15 @@ class WitnessedState(LedgerState):
         super().__init__(zone)
         self._book = book
 
-    def _record(self, settlement: Settlement, call: Call, now: float) -> Reservation:
+    def _record(
+        self,
+        settlement: Settlement,
+        call: Call | Adjustment,
+        now: float,
+        parts: Sequence[Part] | None = None,
+    ) -> Reservation:
         before = len(self.entries)
-        reservation = super()._record(settlement, call, now)
+        reservation = super()._record(settlement, call, now, parts)
         for entry in self.entries[before:]:
             self._book(entry)
         return reservation

@@ -15,6 +15,7 @@ import pytest
 import headgate
 from headgate import Budget, Estimate, Grant, LoadScheduler, LocalBudgetTracker
 from headgate.budgets.tracker import Amount, ReservationToken
+from headgate.core.budgets.scopes import Tenant
 from headgate.core.lifecycle import Usage
 from headgate.errors import (
     IllegalSettlementError,
@@ -246,6 +247,7 @@ class BrokenLedger(LocalBudgetTracker):
         actual_usd: Amount = 0,  # noqa: ARG002
         *,
         tokens: int = 0,  # noqa: ARG002
+        tenant: Tenant | None = None,  # noqa: ARG002
     ) -> None:
         raise LedgerUnavailableError("gone")
 

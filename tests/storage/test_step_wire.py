@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimit, QueueLimits, Rejected
+from headgate.core.budgets.scopes import Tenant
 from headgate.core.estimates import PROBE, Hold, given
 from headgate.core.gates import GateClosure
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, RejectedEntry, SubmitKey, TakenEntry
@@ -120,6 +121,7 @@ STEPS = (
         step=Finish(status=TaskStatus.FAILED, error="broke"),
         cost=Usage(tokens=0),
         node_id="n3",
+        tenant=Tenant(agent_id="coder"),
     ),
     KEYED,
     Cancellation("tsk_1", "n2"),
@@ -148,7 +150,8 @@ TRACELESS = msgspec.structs.replace(NEW, keeps_refusal=False)
 FIELDS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     NewTask: ("task", "terms", "submission", "limits", "node_id", "keeps_refusal", "warning"),
     KeyedSubmit: ("key", "tasks"),
-    Settlement: ("task_id", "lease", "step", "cost", "result", "closure", "node_id"),
+    Settlement: ("task_id", "lease", "step", "cost", "result", "closure", "node_id", "tenant"),
+    Tenant: ("project_id", "agent_id"),
     Lease: ("node_id", "attempt"),
     Usage: ("tokens", "micro_usd", "model", "is_priced"),
     Cancellation: ("task_id", "node_id"),

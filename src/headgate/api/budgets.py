@@ -66,7 +66,11 @@ async def create_budget(api: Api, request: Request, _: str) -> Response:
         request.caller.check("admin")
     with _in_words_of_the_body():
         limit = await api.tracker.create_budget(
-            scope, body.limit_usd, body.limit_tokens, body.window
+            scope,
+            body.limit_usd,
+            body.limit_tokens,
+            body.window,
+            is_by_tenant=not request.caller.is_trusted,
         )
     answer = BudgetLimitBody(
         scope=scope,
@@ -118,7 +122,9 @@ async def commit(api: Api, request: Request, _: str) -> Response:
     body = read_body(await request.json_body(), CommitBody)
     scope = own_scope(body.scope, request.caller)
     with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        await api.tracker.commit(reservation_id, body.usd, tokens=body.tokens)
+        await api.tracker.commit(
+            reservation_id, body.usd, tokens=body.tokens, tenant=request.caller.tenant
+        )
     return _settled(body.id, scope, "committed")
 
 

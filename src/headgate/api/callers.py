@@ -17,7 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from headgate.api.errors import ApiError, not_found
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import Scope, Tenant
 from headgate.core.task import TaskRecord
 from headgate.storage.store import TaskQuery
 from headgate.storage.tokens import PERMISSIONS, UNBOUND, Bounds, Permission, Token
@@ -61,6 +61,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         What anybody else states of costs, tokens and weights is a claim.
         """
         return "admin" in self.permissions
+
+    @property
+    def tenant(self) -> Tenant | None:
+        """Whose claim it is what the caller states of money; None is taken as given."""
+        return None if self.is_trusted else self.bounds.tenant
 
     def may(self, permission: Permission | None) -> bool:
         """Tell whether the caller may do what needs this permission; None is free to all."""

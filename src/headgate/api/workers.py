@@ -134,6 +134,7 @@ async def _settle(
         worker_id=_worker_id(body.worker_id),
         attempt=body.attempt,
         outcome=outcome,
+        tenant=request.caller.tenant,
     )
     answer = await api.engine.workers.settle(report)
     if isinstance(answer, StaleLease):

@@ -30,10 +30,10 @@ local format, max, min, ceil = string.format, math.max, math.min, math.ceil
 local STATE, USD, TOKENS, LEASE, AT_ONCE, FINISHED_AT, CHARGES, KIND = 1, 2, 3, 4, 5, 6, 7, 8
 local ACTUAL_USD, ACTUAL_TOKENS = 9, 10
 
--- The columns of a balance: spent, reserved and overrun in micro-dollars, then in tokens; after
--- them the second by which it last changed.
-local COLUMNS = 6
-local RESERVED_USD, RESERVED_TOKENS, CHANGED_AT = 2, 5, 7
+-- The columns of a balance: spent, reserved and overrun in micro-dollars, then in tokens; then what
+-- is claimed and not accepted, in both; after them the second by which it last changed.
+local COLUMNS = 8
+local RESERVED_USD, RESERVED_TOKENS, CHANGED_AT = 2, 5, 9
 local ROW_WIDTH = 1 + CHANGED_AT
 
 -- Lua passes at most some thousand arguments to a function.
@@ -94,7 +94,7 @@ local function add(sheet, scope, bucket, delta)
   local row = sheet.rows[scope]
   local columns = row[bucket]
   if not columns then
-    columns = { 0, 0, 0, 0, 0, 0, 0 }
+    columns = { 0, 0, 0, 0, 0, 0, 0, 0, 0 }
     row[bucket] = columns
   end
   for at = 1, COLUMNS do columns[at] = columns[at] + delta[at] end
@@ -192,23 +192,25 @@ local function add_unbooked()
   unbooked = {}
 end
 
-local function add_to(sums, text, s1, r1, o1, s2, r2, o2)
+local function add_to(sums, text, s1, r1, o1, s2, r2, o2, u1, u2)
   local sum = sums[text]
   if sum then
     sum[1], sum[2], sum[3] = sum[1] + s1, sum[2] + r1, sum[3] + o1
     sum[4], sum[5], sum[6] = sum[4] + s2, sum[5] + r2, sum[6] + o2
+    sum[7], sum[8] = sum[7] + u1, sum[8] + u2
   else
-    sums[text] = { s1, r1, o1, s2, r2, o2 }
+    sums[text] = { s1, r1, o1, s2, r2, o2, u1, u2 }
   end
 end
 
 local function total_of(scope)
-  local total, oldest = { 0, 0, 0, 0, 0, 0 }, nil
+  local total, oldest = { 0, 0, 0, 0, 0, 0, 0, 0 }, nil
   for bucket, columns in pairs(balances.rows[scope]) do
     local usd, tokens = columns[1] + columns[2] + columns[3], columns[4] + columns[5] + columns[6]
-    if bucket >= live_from[scope] and (usd ~= 0 or tokens ~= 0) then
+    if bucket >= live_from[scope] then
       for at = 1, COLUMNS do total[at] = total[at] + columns[at] end
-      if not oldest or bucket < oldest then oldest = bucket end
+      local is_used = usd ~= 0 or tokens ~= 0
+      if is_used and (not oldest or bucket < oldest) then oldest = bucket end
     end
   end
   return total, oldest
@@ -220,8 +222,8 @@ local function watch(scope)
   used_tokens[scope] = total[4] + total[5] + total[6]
 end
 
-local function book(id, text, asked, s1, r1, o1, s2, r2, o2)
-  add_to(unbooked, text, s1, r1, o1, s2, r2, o2)
+local function book(id, text, asked, s1, r1, o1, s2, r2, o2, u1, u2)
+  add_to(unbooked, text, s1, r1, o1, s2, r2, o2, u1, u2)
   local usd, tokens = s1 + r1 + o1, s2 + r2 + o2
   for _, charge in ipairs(charges_of(text)) do
     local scope = charge[1]
@@ -229,7 +231,7 @@ local function book(id, text, asked, s1, r1, o1, s2, r2, o2)
       used_usd[scope], used_tokens[scope] = used_usd[scope] + usd, used_tokens[scope] + tokens
     end
   end
-  entries[#entries + 1] = pack_one(now, id, asked, text, s1, r1, o1, s2, r2, o2)
+  entries[#entries + 1] = pack_one(now, id, asked, text, s1, r1, o1, s2, r2, o2, u1, u2)
 end
 
 -- What a reservation weighs in one unit: spent, reserved, overrun.
@@ -245,15 +247,44 @@ local STATE_BOOKING = {
 }
 local IS_LIVE = { held = true, dispatched = true }
 
-local function book_move(id, reservation, asked, after, actual_usd, actual_tokens)
+-- What is left, in a unit, in the scopes of a tenant that an operator has limited; nothing of a
+-- window that has passed since the money was held. A limit has a mark if a tenant set it.
+local LIMIT_IS_BY_TENANT = 4
+local function left_to_claim(own, unit)
+  local least
+  for _, charge in ipairs(charges_of(own)) do
+    local scope = charge[1]
+    local limit = limits[scope]
+    if limit and limit[1 + unit] >= 0 and not limit[LIMIT_IS_BY_TENANT] then
+      local used = unit == 1 and used_usd[scope] or used_tokens[scope]
+      local left = charge[2] >= live_from[scope] and max(0, limit[1 + unit] - used) or 0
+      least = least and min(least, left) or left
+    end
+  end
+  return least or 0
+end
+
+-- A claim has the charges of a reservation in two texts: those that are the tenant's own, and the
+-- others, in which what passes its limits is not accepted yet.
+local OWN, OTHERS = 1, 2
+
+local function book_move(id, reservation, asked, after, actual_usd, actual_tokens, claim)
   local before, text = STATE_BOOKING[reservation[STATE]], reservation[CHARGES]
-  if before == after then return book(id, text, asked, 0, 0, 0, 0, 0, 0) end
+  if before == after then return book(id, text, asked, 0, 0, 0, 0, 0, 0, 0, 0) end
   local usd, tokens = reservation[USD], reservation[TOKENS]
   local s1, r1, o1 = WEIGHTS[before](usd, actual_usd)
   local s2, r2, o2 = WEIGHTS[after](usd, actual_usd)
   local s3, r3, o3 = WEIGHTS[before](tokens, actual_tokens)
   local s4, r4, o4 = WEIGHTS[after](tokens, actual_tokens)
-  return book(id, text, asked, s2 - s1, r2 - r1, o2 - o1, s4 - s3, r4 - r3, o4 - o3)
+  s1, r1, o1, s2, r2, o2 = s2 - s1, r2 - r1, o2 - o1, s4 - s3, r4 - r3, o4 - o3
+  local u1, u2 = 0, 0
+  if claim and claim[OTHERS] ~= '' then
+    u1 = max(0, o1 - left_to_claim(claim[OWN], 1))
+    u2 = max(0, o2 - left_to_claim(claim[OWN], 2))
+  end
+  if u1 == 0 and u2 == 0 then return book(id, text, asked, s1, r1, o1, s2, r2, o2, 0, 0) end
+  book(id, claim[OTHERS], asked, s1, r1, o1 - u1, s2, r2, o2 - u2, u1, u2)
+  if claim[OWN] ~= '' then book(id, claim[OWN], asked, s1, r1, o1, s2, r2, o2, 0, 0) end
 end
 
 -- An answer is an array in MessagePack: a byte for its length, then its tag and its values.
@@ -273,7 +304,7 @@ local function count_kind(kind, amount)
   changed_kinds[kind] = true
 end
 
-local function settle(id, asked, actual_usd, actual_tokens, lease_until)
+local function settle(id, asked, actual_usd, actual_tokens, lease_until, claim)
   local reservation = reservations[id]
   if not reservation then return UNKNOWN end
   local key = reservation[STATE] .. ' ' .. asked
@@ -281,7 +312,7 @@ local function settle(id, asked, actual_usd, actual_tokens, lease_until)
   if rule == 'STAY' then
     reservation[LEASE] = max(reservation[LEASE], lease_until)
   elseif rule == 'MOVE' then
-    book_move(id, reservation, asked, BOOKINGS[key], actual_usd or 0, actual_tokens or 0)
+    book_move(id, reservation, asked, BOOKINGS[key], actual_usd or 0, actual_tokens or 0, claim)
     if IS_LIVE[reservation[STATE]] and not IS_LIVE[MOVES[key]] then
       count_kind(reservation[KIND], -1)
     end
@@ -434,14 +465,85 @@ local function reserve(id, usd, tokens, lease_until, at_once, text, flexible, ha
   local reservation = { state, usd, tokens, lease_until, at_once, 0, text, kind }
   reservations[id], changed[id] = reservation, reservation
   count_kind(kind, 1)
-  book(id, text, 'reserve', 0, usd, 0, 0, tokens, 0)
+  book(id, text, 'reserve', 0, usd, 0, 0, tokens, 0, 0, 0)
   -- Who left the amounts to the ledger is told of them.
   return flexible and answer('known', unpack(reservation)) or MADE
 end
 
+-- What an operator does to the buckets of a scope that count: take from what is booked, the newest
+-- first, or from what is claimed, the oldest first. `false` is all that is claimed. Returns what it
+-- adds to each bucket, by column; or nil, the unit and what there is.
+local SPENT, OVERRUN, UNACCEPTED = { 1, 4 }, { 3, 6 }, { 7, 8 }
+
+local function adjusted(scope, current, asked, amounts)
+  local buckets, changes = {}, {}
+  for bucket in pairs(balances.rows[scope]) do
+    if bucket >= live_from[scope] then buckets[#buckets + 1] = bucket end
+  end
+  local is_adjust = asked == 'adjust'
+  table.sort(buckets, function(one, other)
+    if is_adjust then return one > other end
+    return one < other
+  end)
+  local function change(bucket, column, amount)
+    changes[bucket] = changes[bucket] or { 0, 0, 0, 0, 0, 0, 0, 0 }
+    changes[bucket][column] = changes[bucket][column] + amount
+  end
+  for unit = 1, 2 do
+    local wanted, columns = amounts[unit], { UNACCEPTED[unit] }
+    if is_adjust then
+      wanted, columns = -wanted, { OVERRUN[unit], SPENT[unit] }
+      if wanted < 0 then
+        change(current, SPENT[unit], -wanted)
+        wanted = 0
+      end
+    end
+    local missing = wanted or math.huge
+    for _, bucket in ipairs(buckets) do
+      for _, column in ipairs(columns) do
+        local taken = min(missing, max(0, balances.rows[scope][bucket][column]))
+        if taken > 0 then
+          change(bucket, column, -taken)
+          missing = missing - taken
+          if asked == 'accept' then change(bucket, OVERRUN[unit], taken) end
+        end
+      end
+    end
+    if wanted and missing > 0 then return nil, unit, wanted - missing end
+  end
+  return changes
+end
+
+local function adjust(id, asked, usd, tokens, text)
+  local charge, known = charges_of(text)[1], reservations[id]
+  if known then
+    local is_same = known[KIND] == asked and charges_of(known[CHARGES])[1][1] == charge[1]
+      and (not usd or known[ACTUAL_USD] == usd) and (not tokens or known[ACTUAL_TOKENS] == tokens)
+    return answer(is_same and 'known' or 'illegal', unpack(known))
+  end
+  add_unbooked()
+  local changes, unit, there = adjusted(charge[1], charge[2], asked, { usd, tokens })
+  if not changes then return answer('short', unit, there) end
+  local texts, totals = {}, { 0, 0 }
+  for bucket, deltas in pairs(changes) do
+    local part = format('%s %.0f', charge[1], bucket)
+    texts[#texts + 1] = part
+    totals[1], totals[2] = totals[1] - deltas[UNACCEPTED[1]], totals[2] - deltas[UNACCEPTED[2]]
+    book(id, part, asked, unpack(deltas))
+  end
+  -- What changed nothing is journalled too, and found by its id.
+  if #texts == 0 then book(id, text, asked, 0, 0, 0, 0, 0, 0, 0, 0) end
+  local made = #texts > 0 and table.concat(texts, '\n') or text
+  local reservation = { 'committed', 0, 0, now, false, 0, made, asked,
+    usd or totals[1], tokens or totals[2] }
+  reservations[id], changed[id] = reservation, reservation
+  return answer('known', unpack(reservation))
+end
+
 -- A request takes so many fields: call, id, dollars, tokens, end of lease, dispatched, charges, and
--- what the ledger may work out by itself, or false.
+-- what the ledger may work out by itself, or false; of a claim the two texts of its charges.
 local REQUEST_WIDTH = 8
+local IS_ADJUSTMENT = { adjust = true, accept = true, reject = true }
 
 local function apply_all(requests, texts, has_more_due)
   local answers = {}
@@ -453,7 +555,9 @@ local function apply_all(requests, texts, has_more_due)
       answers[#answers + 1] =
         reserve(id, usd, tokens, lease_until, at_once, text, flexible, has_more_due)
     elseif asked == 'commit' then
-      answers[#answers + 1] = settle(id, asked, usd, tokens)
+      answers[#answers + 1] = settle(id, asked, usd, tokens, nil, flexible)
+    elseif IS_ADJUSTMENT[asked] then
+      answers[#answers + 1] = adjust(id, asked, usd, tokens, texts[place])
     else
       answers[#answers + 1] = settle(id, asked, nil, nil, lease_until)
     end
@@ -493,8 +597,8 @@ local function fold_journal(length)
   if count < FEWEST_FOLDED then return end
   local sums = {}
   for _, packed in ipairs(call('LRANGE', JOURNAL, 0, count - 1)) do
-    local _, _, _, text, s1, r1, o1, s2, r2, o2 = unpack_one(packed)
-    add_to(sums, text, s1, r1, o1, s2, r2, o2)
+    local _, _, _, text, s1, r1, o1, s2, r2, o2, u1, u2 = unpack_one(packed)
+    add_to(sums, text, s1, r1, o1, s2, r2, o2, u1, u2)
   end
   load_rows(checkpoint, scopes_of(sums))
   add_all(checkpoint, sums)

@@ -18,6 +18,7 @@ from headgate.core.budgets.ledger import (
     FINISHED_KEPT_SECONDS,
     MAX_ACCOUNTS,
     Account,
+    AdjustRequest,
     Audit,
     Balance,
     Clock,
@@ -103,6 +104,14 @@ class LocalLedger:
         with self._lock:
             now = self._begin()
             reservation = self._state.settle(request, now)
+            self._end(now)
+        return reservation
+
+    async def adjust(self, request: AdjustRequest) -> Reservation:
+        """Change a balance by the word of an operator, or raise a `CallerError`."""
+        with self._lock:
+            now = self._begin()
+            reservation = self._state.adjust(request, now)
             self._end(now)
         return reservation
 

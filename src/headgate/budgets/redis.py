@@ -24,6 +24,7 @@ from headgate.budgets.redis_script import (
     Again,
     Batch,
     Bounds,
+    Claim,
     Done,
     Illegal,
     InForce,
@@ -32,24 +33,30 @@ from headgate.budgets.redis_script import (
     NoRoom,
     Reply,
     Request,
+    Short,
     Stale,
     buckets_from,
+    claim_on,
     decode_reply,
     encode,
     entry_from,
     illegal,
+    kept_charges,
     kept_limit,
     limit_from,
     refused,
     reservation_from,
     rows_from,
+    scopes_of,
     script_text,
+    short,
 )
 from headgate.budgets.redis_server import DEADLINE_SECONDS, RedisServer, split_url
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
     Account,
+    AdjustRequest,
     Audit,
     Clock,
     JournalEntry,
@@ -60,8 +67,8 @@ from headgate.core.budgets.ledger import (
     balances_from,
     read_account,
 )
-from headgate.core.budgets.reservations import Reservation, unknown_reservation
-from headgate.core.budgets.scopes import Scope, depth
+from headgate.core.budgets.reservations import Call, Reservation, unknown_reservation
+from headgate.core.budgets.scopes import Scope, Tenant, depth
 from headgate.core.budgets.windows import NO_WINDOW, Window, parse_window
 from headgate.errors import InvalidFieldError, InvalidSettingError, LedgerUnavailableError
 from headgate.storage.zones import zone
@@ -288,6 +295,12 @@ class RedisLedger:
 
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""
+        if request.tenant is not None and request.call is Call.COMMIT:
+            return cast("Reservation", await self._call(await self._claim(request, request.tenant)))
+        return cast("Reservation", await self._call(request))
+
+    async def adjust(self, request: AdjustRequest) -> Reservation:
+        """Change a balance by the word of an operator, or raise a `CallerError`."""
         return cast("Reservation", await self._call(request))
 
     async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
@@ -340,6 +353,14 @@ class RedisLedger:
             ),
         )
 
+    async def _claim(self, request: SettleRequest, tenant: Tenant) -> Claim:
+        """Read first what a reservation is charged to: that never changes."""
+        name = request.reservation_id
+        (packed,) = await self._read(("HGET", self._keys["reservations"], name))
+        if packed is None:
+            raise unknown_reservation(name, request.call)
+        return claim_on(request, tenant, kept_charges(cast("bytes", packed)))
+
     async def _entries(self, first: int) -> list[bytes]:
         (kept,) = await self._read(("LRANGE", self._keys["journal"], first, -1))
         return cast("list[bytes]", kept)
@@ -363,8 +384,8 @@ class RedisLedger:
     def _forget_windows(self, requests: Sequence[Request], errors: Sequence[object]) -> None:
         """Ask anew next time; whoever set a zone that is unknown here may have changed it."""
         for request, error in zip(requests, errors, strict=True):
-            if error is not None and isinstance(request, ReserveRequest):
-                for scope in request.scopes:
+            if error is not None:
+                for scope in scopes_of(request):
                     self._windows.pop(scope, None)
 
     async def _step_of(self, batch: Batch) -> Done | Stale:
@@ -443,8 +464,13 @@ def _answer(batch: Batch, request: Request, reply: Reply) -> Answer | Exception:
             return reservation_from(request.reservation_id, reply)
         case Again():
             return reply
-    if isinstance(request, SettleRequest):
-        return unknown_reservation(request.reservation_id, request.call)
+    match request:
+        case SettleRequest():
+            return unknown_reservation(request.reservation_id, request.call)
+        case Claim():
+            return unknown_reservation(request.reservation_id, request.request.call)
+        case AdjustRequest():
+            return short(request, cast("Short", reply))
     if isinstance(reply, NoRoom):
         return refused(request, reply, batch.now)
     return batch.made(request)

@@ -21,6 +21,8 @@ from headgate.core.budgets.ledger import (
     LEAST_SHARE,
     PROBE_SHARE,
     Account,
+    Adjustment,
+    AdjustRequest,
     Balance,
     Flexible,
     JournalEntry,
@@ -29,6 +31,7 @@ from headgate.core.budgets.ledger import (
     Refused,
     ReserveRequest,
     SettleRequest,
+    Unit,
     amounts_to_hold,
 )
 from headgate.core.budgets.reservations import (
@@ -39,7 +42,7 @@ from headgate.core.budgets.reservations import (
     Reservation,
     ReservationState,
 )
-from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope
+from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope, Tenant
 from headgate.core.budgets.windows import (
     NO_WINDOW,
     Window,
@@ -49,16 +52,33 @@ from headgate.core.budgets.windows import (
     parse_window,
 )
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MicroUsd, Tokens
-from headgate.errors import LedgerUnavailableError
+from headgate.errors import AdjustmentError, LedgerUnavailableError
 from headgate.storage.zones import zone
 
-Request = ReserveRequest | SettleRequest
-Columns = tuple[int, int, int, int, int, int]
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A commit of a tenant, with the charges of its reservation, which never change.
+
+    The script cannot compute windows, so it is told of those that may limit the claim.
+    """
+
+    request: SettleRequest
+    own: tuple[Charge, ...]
+    others: tuple[Charge, ...]
+
+    @property
+    def reservation_id(self) -> str:
+        """The id of the reservation."""
+        return self.request.reservation_id
+
+
+Request = ReserveRequest | SettleRequest | AdjustRequest | Claim
+Columns = tuple[int, int, int, int, int, int, int, int]
 
 NO_LIMIT = -1
 # A bucket, the columns of its balance, and when it last changed, which only the script reads.
-ROW_WIDTH = 8
-COLUMNS = 6
+ROW_WIDTH = 10
+COLUMNS = 8
 
 
 class Made(msgspec.Struct, frozen=True, array_like=True, tag="made"):
@@ -100,11 +120,18 @@ class NoRoom(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     live: int = 0
 
 
+class Short(msgspec.Struct, frozen=True, array_like=True, tag="short"):
+    """An adjustment was not made: in a unit, the first or the second, there is only so much."""
+
+    unit: int
+    there: int
+
+
 class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
     """There is no room yet, but leases that may hold some are still to be expired."""
 
 
-Reply = Made | Known | Illegal | Unknown | NoRoom | Again
+Reply = Made | Known | Illegal | Unknown | NoRoom | Short | Again
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
@@ -131,6 +158,7 @@ class KeptLimit(msgspec.Struct, frozen=True, array_like=True):
     window: str
     limit_micro_usd: int
     limit_tokens: int
+    is_by_tenant: bool = False
 
 
 class InForce(msgspec.Struct, frozen=True, array_like=True, tag="limit"):
@@ -150,7 +178,7 @@ class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
 
     at: float
     reservation_id: str
-    call: Call
+    call: str
     charges: str
     spent_micro_usd: int
     reserved_micro_usd: int
@@ -158,7 +186,12 @@ class KeptEntry(msgspec.Struct, frozen=True, array_like=True):
     spent_tokens: int
     reserved_tokens: int
     overrun_tokens: int
+    unaccepted_micro_usd: int
+    unaccepted_tokens: int
 
+
+CHARGES_AT = 6
+CALLS: dict[str, Call | Adjustment] = {one.value: one for one in (*Call, *Adjustment)}
 
 encode = msgspec.msgpack.Encoder().encode
 StepReply = Done | Stale | Lost | Accounts | InForce
@@ -194,25 +227,39 @@ class Batch:
 
     def add(self, request: Request) -> None:
         """Append a request; a window whose zone this machine does not know raises, alone."""
-        flexible: tuple[object, ...] | bool = False
-        if isinstance(request, SettleRequest):
-            call, dispatched, place = request.call, False, 0
+        further: tuple[object, ...] | bool = False
+        dispatched, place, lease_until = False, 0, 0.0
+        if isinstance(request, Claim):
+            for charge in request.own:
+                self._charge(charge.scope)
+            further = (_text(request.own), _text(request.others))
+            request = request.request
+        if isinstance(request, AdjustRequest):
+            place = self._place((request.scope,))
         else:
+            lease_until = request.lease_until(self.now)
+        if isinstance(request, ReserveRequest):
             if request.flexible is not None:
-                flexible = _flexible_row(request.flexible)
-            known = self._sets.get(request.scopes)
-            place = self._add_set(request.scopes) if known is None else known[0]
-            call, dispatched = Call.RESERVE, request.dispatched
+                further = _flexible_row(request.flexible)
+            place, dispatched = self._place(request.scopes), request.dispatched
+            call = Call.RESERVE.value
+        else:
+            call = request.call.value
         self._requests += (
-            call.value,
+            call,
             request.reservation_id,
-            request.micro_usd,
-            request.tokens,
-            request.lease_until(self.now),
+            # The script has no word for nothing inside of a row.
+            False if request.micro_usd is None else request.micro_usd,
+            False if request.tokens is None else request.tokens,
+            lease_until,
             dispatched,
             place,
-            flexible,
+            further,
         )
+
+    def _place(self, scopes: tuple[Scope, ...]) -> int:
+        known = self._sets.get(scopes)
+        return self._add_set(scopes) if known is None else known[0]
 
     def parameters(self, identity: str, bounds: Bounds) -> bytes:
         """Give the batch as the script reads it."""
@@ -233,7 +280,7 @@ class Batch:
 
     def _add_set(self, scopes: tuple[Scope, ...]) -> int:
         charges = tuple([self._charge(scope) for scope in scopes])
-        self._texts.append("\n".join([f"{each.scope} {each.bucket_start}" for each in charges]))
+        self._texts.append(_text(charges))
         # Lua counts from one.
         place = len(self._texts)
         self._sets[scopes] = (place, charges)
@@ -249,6 +296,23 @@ class Batch:
             self._scope_rows.append((scope, format_window(window), earliest))
             self._charges[scope] = charge
         return charge
+
+
+def scopes_of(request: Request) -> tuple[Scope, ...]:
+    """Give the scopes whose windows a request depends on."""
+    match request:
+        case ReserveRequest():
+            return request.scopes
+        case Claim():
+            return tuple([charge.scope for charge in request.own])
+        case AdjustRequest():
+            return (request.scope,)
+        case SettleRequest():
+            return ()
+
+
+def _text(charges: Sequence[Charge]) -> str:
+    return "\n".join([f"{each.scope} {each.bucket_start}" for each in charges])
 
 
 def _flexible_row(flexible: Flexible) -> tuple[object, ...]:
@@ -291,13 +355,50 @@ def illegal(request: Request, reply: Illegal, now: float) -> Exception:
     reservation_id = request.reservation_id
     state.reservations[reservation_id] = reservation_from(reservation_id, reply)
     try:
-        if isinstance(request, SettleRequest):
-            state.settle(request, now)
-        else:
-            state.reserve(request, now)
+        match request:
+            case Claim():
+                state.settle(request.request, now)
+            case SettleRequest():
+                state.settle(request, now)
+            case AdjustRequest():
+                state.adjust(request, now)
+            case ReserveRequest():
+                state.reserve(request, now)
     except ValueError as error:
         return error
     return LedgerUnavailableError("the script and this version disagree about a call; upgrade both")
+
+
+def short(request: AdjustRequest, reply: Short) -> AdjustmentError:
+    """Give the core's own error for an adjustment that the script did not make."""
+    unit = tuple(Unit)[reply.unit - 1]
+    return AdjustmentError(
+        scope=request.scope,
+        call=request.call.value,
+        unit=unit.value,
+        wanted=abs(request.amount(unit) or 0),
+        there=reply.there,
+    )
+
+
+def claim_on(request: SettleRequest, tenant: Tenant, charges: str) -> Claim:
+    """Give a commit of a tenant with the charges of its reservation, as they are kept."""
+    kept = _charges_from(charges)
+    own = tuple([one for one in kept if tenant.may_charge(one.scope)])
+    others = tuple([one for one in kept if not tenant.may_charge(one.scope)])
+    return Claim(request=request, own=own, others=others)
+
+
+def kept_charges(packed: bytes) -> str:
+    """Give the charges of a reservation as the script keeps it: its values, in a row."""
+    # A byte makes an array of them; the two actual amounts are there once it is settled.
+    for count in (8, 10):
+        try:
+            values = msgspec.msgpack.decode(bytes([0x90 + count]) + packed)
+        except msgspec.DecodeError:
+            continue
+        return str(values[CHARGES_AT])
+    raise LedgerUnavailableError("a reservation is kept in a form that this version does not know")
 
 
 def refused(request: ReserveRequest, reply: NoRoom, now: float) -> Refused:
@@ -317,13 +418,18 @@ def refused(request: ReserveRequest, reply: NoRoom, now: float) -> Refused:
     return answer
 
 
-def kept_limit(limit: Limit) -> tuple[str, int, int] | None:
+def kept_limit(limit: Limit) -> tuple[object, ...] | None:
     """Give a limit as the script keeps it; None removes it."""
     usd, tokens = limit.limit_micro_usd, limit.limit_tokens
     if not limit.has_amount:
         return None
     window = format_window(limit.window)
-    return window, NO_LIMIT if usd is None else usd, NO_LIMIT if tokens is None else tokens
+    return (
+        window,
+        NO_LIMIT if usd is None else usd,
+        NO_LIMIT if tokens is None else tokens,
+        limit.is_by_tenant,
+    )
 
 
 def limit_from(kept: KeptLimit) -> Limit:
@@ -333,6 +439,7 @@ def limit_from(kept: KeptLimit) -> Limit:
         limit_micro_usd=None if usd == NO_LIMIT else MicroUsd(usd),
         limit_tokens=None if tokens == NO_LIMIT else Tokens(tokens),
         window=parse_window(kept.window),
+        is_by_tenant=kept.is_by_tenant,
     )
 
 
@@ -345,6 +452,8 @@ def balance_from(columns: Sequence[int]) -> Balance:
         spent_tokens=Tokens(columns[3]),
         reserved_tokens=Tokens(columns[4]),
         overrun_tokens=Tokens(columns[5]),
+        unaccepted_micro_usd=MicroUsd(columns[6]),
+        unaccepted_tokens=Tokens(columns[7]),
     )
 
 
@@ -367,12 +476,12 @@ def rows_from(kept: Mapping[bytes, bytes]) -> dict[tuple[Scope, int], Balance]:
 
 def entry_from(packed: bytes) -> JournalEntry:
     """Give a kept journal entry as the core knows it."""
-    # The script keeps the values in a row; this byte makes an array of ten of them.
-    kept = _entry_decoder.decode(b"\x9a" + packed)
+    # The script keeps the values in a row; this byte makes an array of twelve of them.
+    kept = _entry_decoder.decode(b"\x9c" + packed)
     return JournalEntry(
         at=kept.at,
         reservation_id=kept.reservation_id,
-        call=kept.call,
+        call=CALLS[kept.call],
         charges=_charges_from(kept.charges),
         delta=Delta(
             spent_micro_usd=MicroUsd(kept.spent_micro_usd),
@@ -381,6 +490,8 @@ def entry_from(packed: bytes) -> JournalEntry:
             spent_tokens=Tokens(kept.spent_tokens),
             reserved_tokens=Tokens(kept.reserved_tokens),
             overrun_tokens=Tokens(kept.overrun_tokens),
+            unaccepted_micro_usd=MicroUsd(kept.unaccepted_micro_usd),
+            unaccepted_tokens=Tokens(kept.unaccepted_tokens),
         ),
     )
 

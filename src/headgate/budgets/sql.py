@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
     Account,
+    AdjustRequest,
     Audit,
     Clock,
     JournalEntry,
@@ -81,6 +82,11 @@ class SqlLedger:
 
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""
+        answer = await self.writer.submit_request(self._apply, request)
+        return cast("Reservation", answer)
+
+    async def adjust(self, request: AdjustRequest) -> Reservation:
+        """Change a balance by the word of an operator, or raise a `CallerError`."""
         answer = await self.writer.submit_request(self._apply, request)
         return cast("Reservation", answer)
 

@@ -19,7 +19,8 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     `remaining` can be negative where a limit was lowered or an overrun booked. The children are
     the nearest scopes within it that have a limit or a balance; `is_truncated` tells that there are
-    more scopes than one status reads, so that some within this one may be missing.
+    more scopes than one status reads, so that some within this one may be missing. `unaccepted` is
+    what tenants claim beyond their own limits, and does not count.
     """
 
     scope: Scope
@@ -35,6 +36,8 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
     remaining_tokens: int | None
     window: str
     resets_at: int | None
+    unaccepted_micro_usd: int = 0
+    unaccepted_tokens: int = 0
     is_truncated: bool = False
     children: tuple[ScopeStatus, ...] = ()
 
@@ -91,6 +94,8 @@ def _status(
         remaining_tokens=None if tokens is None else tokens - balance.used_tokens,
         window=format_window(limit.window),
         resets_at=resets_at(limit.window, now, account.tz, oldest_bucket=account.oldest_bucket),
+        unaccepted_micro_usd=balance.unaccepted_micro_usd,
+        unaccepted_tokens=balance.unaccepted_tokens,
         is_truncated=is_truncated,
         children=tuple(_status(child, children, now, is_truncated=is_truncated) for child in inner),
     )

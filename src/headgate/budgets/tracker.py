@@ -24,6 +24,8 @@ from headgate.budgets.status import ScopeStatus, status_tree
 from headgate.budgets.waiting import BudgetQueue, queue_of, tell_freed
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
+    Adjustment,
+    AdjustRequest,
     Flexible,
     JournalEntry,
     Ledger,
@@ -35,7 +37,7 @@ from headgate.core.budgets.ledger import (
     exceeded,
 )
 from headgate.core.budgets.reservations import LIVE, Call, Reservation, ReservationState
-from headgate.core.budgets.scopes import Scope, charged_scopes, parse_scope
+from headgate.core.budgets.scopes import Scope, Tenant, charged_scopes, parse_scope
 from headgate.core.budgets.windows import Window, parse_window
 from headgate.core.estimates import Hold
 from headgate.core.money import (
@@ -44,6 +46,8 @@ from headgate.core.money import (
     to_limit_micro_usd,
     to_limit_tokens,
     to_micro_usd,
+    to_signed_micro_usd,
+    to_signed_tokens,
     to_tokens,
     to_usd_float,
 )
@@ -499,12 +503,14 @@ class LedgerTracker:
         window: str | None = None,
         *,
         source: str = "the request",
+        is_by_tenant: bool = False,
     ) -> Limit:
         """Set the limits of a scope that has none; one that has others: BudgetMismatchError.
 
         `source` says in that error who wants these. Returns what is in force, so what was given.
         """
-        wanted = _limit(limit_usd, limit_tokens, window)
+        limit = _limit(limit_usd, limit_tokens, window)
+        wanted = msgspec.structs.replace(limit, is_by_tenant=is_by_tenant)
         if not wanted.has_amount:
             raise InvalidSettingError("limit_usd", "give an amount, in dollars or in tokens")
         name = parse_scope(scope)
@@ -588,11 +594,56 @@ class LedgerTracker:
         return await self._settle(token, Call.EXTEND, lease_seconds=_lease(lease_seconds))
 
     async def commit(
-        self, token: ReservationToken | str, actual_usd: Amount = 0, *, tokens: int = 0
+        self,
+        token: ReservationToken | str,
+        actual_usd: Amount = 0,
+        *,
+        tokens: int = 0,
+        tenant: Tenant | None = None,
     ) -> None:
-        """Book the actual cost in place of the estimate; more than was held is an overrun."""
-        cost = to_micro_usd(actual_usd, field="actual_usd")
-        await self._settle(token, Call.COMMIT, micro_usd=cost, tokens=to_tokens(tokens))
+        """Book the actual cost in place of the estimate; more than was held is an overrun.
+
+        What a `tenant` claims counts beyond its own scopes as far as its own limits reach.
+        """
+        cost, used = to_micro_usd(actual_usd, field="actual_usd"), to_tokens(tokens)
+        await self._settle(token, Call.COMMIT, micro_usd=cost, tokens=used, tenant=tenant)
+
+    async def adjust(
+        self,
+        scope: str,
+        usd: Amount | None = None,
+        *,
+        tokens: int | None = None,
+        call: Adjustment = Adjustment.ADJUST,
+        adjustment_id: str | None = None,
+    ) -> ScopeStatus:
+        """Change what is booked in one scope, or accept or reject what is claimed there.
+
+        An amount that is added or taken away has a sign; without any amount all that is claimed
+        is accepted or rejected. Returns the scope as it is then.
+        """
+        amounts = (
+            None if usd is None else to_signed_micro_usd(usd, field="usd"),
+            None if tokens is None else to_signed_tokens(tokens),
+        )
+        is_adjust = call is Adjustment.ADJUST
+        if is_adjust and not any(amounts):
+            raise InvalidFieldError("usd", "give what to add or take away, in usd or in tokens")
+        if not is_adjust and min(amount or 0 for amount in amounts) < 0:
+            raise InvalidFieldError("usd", f"is negative; name how much to {call.value}")
+        is_all = not is_adjust and amounts == (None, None)
+        request = AdjustRequest(
+            reservation_id=new_reservation_id()
+            if adjustment_id is None
+            else check_id(adjustment_id),
+            scope=parse_scope(scope),
+            call=call,
+            micro_usd=amounts[0] if is_all else amounts[0] or 0,
+            tokens=amounts[1] if is_all else amounts[1] or 0,
+        )
+        reservation = await self.ledger.adjust(request)
+        tell_freed(self, reservation.scopes)
+        return await self.own_status(request.scope)
 
     async def release(self, token: ReservationToken | str) -> None:
         """Give the money back: the provider cannot have charged."""
@@ -643,6 +694,7 @@ class LedgerTracker:
         micro_usd: MicroUsd = NO_MONEY,
         tokens: Tokens = NO_TOKENS,
         lease_seconds: float = 0.0,
+        tenant: Tenant | None = None,
     ) -> ReservationToken:
         request = SettleRequest(
             reservation_id=token.id if isinstance(token, ReservationToken) else check_id(token),
@@ -650,6 +702,7 @@ class LedgerTracker:
             micro_usd=micro_usd,
             tokens=tokens,
             lease_seconds=lease_seconds,
+            tenant=tenant,
         )
         reservation = await self.ledger.settle(request)
         if reservation.state not in LIVE:

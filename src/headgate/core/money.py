@@ -38,7 +38,10 @@ MAX_AMOUNT_LENGTH = 100
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True):
-    """The columns of a ledger: three kinds of amount, each in dollars and in tokens."""
+    """The columns of a ledger: four kinds of amount, each in dollars and in tokens.
+
+    `unaccepted` is what somebody claims beyond what it may charge; it does not count.
+    """
 
     spent_micro_usd: MicroUsd = MicroUsd(0)
     reserved_micro_usd: MicroUsd = MicroUsd(0)
@@ -46,6 +49,8 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True):
     spent_tokens: Tokens = Tokens(0)
     reserved_tokens: Tokens = Tokens(0)
     overrun_tokens: Tokens = Tokens(0)
+    unaccepted_micro_usd: MicroUsd = MicroUsd(0)
+    unaccepted_tokens: Tokens = Tokens(0)
 
 
 def to_micro_usd(amount: Decimal | float | str, *, field: str = "amount_usd") -> MicroUsd:
@@ -54,6 +59,20 @@ def to_micro_usd(amount: Decimal | float | str, *, field: str = "amount_usd") ->
     A float is read as the shortest decimal that denotes it, so 0.07 is 70,000 micro-dollars.
     """
     return _to_micro_usd(amount, field=field, ceiling=MAX_RESERVATION_MICRO_USD)
+
+
+def to_signed_micro_usd(amount: Decimal | float | str, *, field: str = "usd") -> MicroUsd:
+    """Turn dollars that are added or taken away into micro-dollars, rounded away from zero."""
+    dollars = _to_decimal(amount, field)
+    size = _to_micro_usd(abs(dollars), field=field, ceiling=MAX_LIMIT_MICRO_USD)
+    return MicroUsd(-size if dollars < 0 else size)
+
+
+def to_signed_tokens(amount: int, *, field: str = "tokens") -> Tokens:
+    """Check a number of tokens that is added or taken away."""
+    if amount < 0:
+        return Tokens(-_to_tokens(-amount, field=field, ceiling=MAX_LIMIT_TOKENS))
+    return _to_tokens(amount, field=field, ceiling=MAX_LIMIT_TOKENS)
 
 
 def to_limit_micro_usd(amount: Decimal | float | str, *, field: str = "limit_usd") -> MicroUsd:

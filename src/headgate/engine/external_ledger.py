@@ -20,6 +20,7 @@ import structlog
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
     Account,
+    AdjustRequest,
     Audit,
     JournalEntry,
     Ledger,
@@ -206,6 +207,10 @@ class WatchedLedger:
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""
         return await self._noted(self._ledger.settle(request))
+
+    async def adjust(self, request: AdjustRequest) -> Reservation:
+        """Change a balance by the word of an operator, or raise a `CallerError`."""
+        return await self._noted(self._ledger.adjust(request))
 
     async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance, root first."""

@@ -16,6 +16,7 @@ from functools import partial
 import msgspec
 
 from headgate.core.budgets.ledger import Ledger
+from headgate.core.budgets.scopes import Tenant
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import NOTHING_USED, Cancelled, Failed, Finish, Limited, Lost, Outcome
 from headgate.core.task import WORKER_PREFIX, Lease, TaskRecord, TaskStatus
@@ -49,12 +50,13 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker says what came of an attempt."""
+    """A worker says what came of an attempt; with a `tenant` the usage is its claim."""
 
     task_id: str
     worker_id: str
     attempt: int
     outcome: Outcome
+    tenant: Tenant | None = None
 
 
 class _Waiter:
@@ -177,12 +179,13 @@ class PullWorkers:
             lease = Lease(node_id=report.worker_id, attempt=report.attempt)
             end = Finish(status=TaskStatus.DONE)
             return Settlement(task_id=report.task_id, lease=lease, step=end, cost=NOTHING_USED)
-        return self._settlements.make(
+        settlement = self._settlements.make(
             record,
             self._settlements.reported(record, _judged(record, report.outcome)),
             self._store.now(),
             node_id=self._node_id(),
         )
+        return msgspec.structs.replace(settlement, tenant=report.tenant)
 
     async def _wait(self, visit: Visit, waiter: _Waiter, wait_seconds: float) -> Orders:
         clock = asyncio.get_running_loop().time

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from headgate.core.budgets.ledger import Unit
+from headgate.core.budgets.scopes import Tenant
 from headgate.core.lifecycle import (
     CANCELLED,
     DEADLINE_EXCEEDED,
@@ -80,7 +81,9 @@ class Booked(NamedTuple):
     assumed_micro_usd: int
 
 
-def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage, *, is_done: bool) -> Booked:
+def free_permit(
+    work: UnitOfWork, row: TaskRow, cost: Usage, *, is_done: bool, tenant: Tenant | None = None
+) -> Booked:
     """Free the permit of an attempt, book what it cost, and return that.
 
     What nobody knows of the cost is booked as it was held, and the task shows it as assumed. Only
@@ -94,7 +97,7 @@ def free_permit(work: UnitOfWork, row: TaskRow, cost: Usage, *, is_done: bool) -
     work.counters.count(TICK)
     if share_tokens or micro_usd:
         work.counters.spend(row.project_id, tokens=share_tokens, micro_usd=micro_usd)
-    work.settle_money(row.progress.reservation_id, tokens=tokens, micro_usd=micro_usd)
+    work.settle_money(old.reservation_id, tokens=tokens, micro_usd=micro_usd, tenant=tenant)
     node_id = row.progress.node_id
     if node_id is not None and is_worker(node_id):
         work.take_from_worker(node_id, row.id)
@@ -278,13 +281,20 @@ def settle(work: UnitOfWork, settlement: Settlement) -> Settled | StaleLease:
     return StaleLease(task_id=settlement.task_id)
 
 
-def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usage) -> list[TaskRow]:
+def conclude(
+    work: UnitOfWork,
+    row: TaskRow,
+    step: Finish | TryAgain,
+    cost: Usage,
+    *,
+    tenant: Tenant | None = None,
+) -> list[TaskRow]:
     """End an attempt, and with it the task unless it is tried again; return the other tasks.
 
-    A task that somebody wants cancelled is not tried again.
+    A task that somebody wants cancelled is not tried again. A cost may be what a tenant claims.
     """
     is_done = isinstance(step, Finish) and step.status is TaskStatus.DONE
-    booked = free_permit(work, row, cost, is_done=is_done)
+    booked = free_permit(work, row, cost, is_done=is_done, tenant=tenant)
     work.counters.use(
         (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),
@@ -307,7 +317,7 @@ def conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain, cost: Usag
 
 
 def _apply(work: UnitOfWork, row: TaskRow, settlement: Settlement) -> list[TaskRow]:
-    others = conclude(work, row, settlement.step, settlement.cost)
+    others = conclude(work, row, settlement.step, settlement.cost, tenant=settlement.tenant)
     row.settled_by = settlement.lease.node_id
     if settlement.result is not None and row.is_terminal:
         row.result = settlement.result

@@ -18,6 +18,8 @@ from headgate.core.budgets.ledger import (
     FINISHED_KEPT_SECONDS,
     MAX_ACCOUNTS,
     Account,
+    Adjustment,
+    AdjustRequest,
     Audit,
     Balance,
     JournalEntry,
@@ -57,24 +59,27 @@ from headgate.storage.zones import zone
 # Rows and the values that they stand for
 
 _STATES = {state.value: state for state in ReservationState}
-_CALLS = {call.value: call for call in Call}
+_CALLS: dict[str, Call | Adjustment] = {one.value: one for one in (*Call, *Adjustment)}
 _STATE_TEXTS = {state: state.value for state in ReservationState}
-_CALL_TEXTS = {call: call.value for call in Call}
+_CALL_TEXTS = {call: text for text, call in _CALLS.items()}
 _CHARGES = msgspec.json.Decoder(tuple[Charge, ...])
 
 
 @lru_cache(maxsize=4_096)
-def to_limit(limit_micro_usd: int | None, limit_tokens: int | None, window: str) -> Limit:
+def to_limit(
+    limit_micro_usd: int | None, limit_tokens: int | None, window: str, is_by_tenant: int = 0
+) -> Limit:
     """Read the columns of a limit."""
     return Limit(
         limit_micro_usd=None if limit_micro_usd is None else MicroUsd(limit_micro_usd),
         limit_tokens=None if limit_tokens is None else Tokens(limit_tokens),
         window=parse_window(window),
+        is_by_tenant=bool(is_by_tenant),
     )
 
 
 def to_balance(amounts: Row) -> Balance:
-    """Read the six amounts of a balance."""
+    """Read the amounts of a balance."""
     return Balance(
         spent_micro_usd=amounts[0],
         reserved_micro_usd=amounts[1],
@@ -82,6 +87,8 @@ def to_balance(amounts: Row) -> Balance:
         spent_tokens=amounts[3],
         reserved_tokens=amounts[4],
         overrun_tokens=amounts[5],
+        unaccepted_micro_usd=amounts[6],
+        unaccepted_tokens=amounts[7],
     )
 
 
@@ -113,8 +120,8 @@ def to_entry(row: Row) -> JournalEntry:
     )
 
 
-def amounts_of(columns: Columns) -> tuple[int, int, int, int, int, int]:
-    """Write the six amounts."""
+def amounts_of(columns: Columns) -> tuple[int, ...]:
+    """Write the amounts."""
     return (
         columns.spent_micro_usd,
         columns.reserved_micro_usd,
@@ -122,6 +129,8 @@ def amounts_of(columns: Columns) -> tuple[int, int, int, int, int, int]:
         columns.spent_tokens,
         columns.reserved_tokens,
         columns.overrun_tokens,
+        columns.unaccepted_micro_usd,
+        columns.unaccepted_tokens,
     )
 
 
@@ -181,7 +190,10 @@ AMOUNTS = (
     "spent_tokens",
     "reserved_tokens",
     "overrun_tokens",
+    "unaccepted_micro_usd",
+    "unaccepted_tokens",
 )
+_FIRST_AMOUNTS = AMOUNTS[:6]
 RESERVATION = (
     "id",
     "state",
@@ -237,7 +249,7 @@ CREATE TABLE ledger_checkpoint (
 ) {by_key};
 INSERT INTO ledger_balances VALUES ('', 0, 0, 0, 0, 0, 0, 0)
 """
-_AMOUNT_COLUMNS = ", ".join(f"{name} BIGINT NOT NULL" for name in AMOUNTS)
+_AMOUNT_COLUMNS = ", ".join(f"{name} BIGINT NOT NULL" for name in _FIRST_AMOUNTS)
 
 
 def _statements(*, text: str, sequence: str, by_key: str) -> tuple[str, ...]:
@@ -253,6 +265,15 @@ _KINDS = (
     """,
 )
 
+_CLAIMS = (
+    *(
+        f"ALTER TABLE {table} ADD COLUMN {name} BIGINT NOT NULL DEFAULT 0"
+        for table in ("ledger_balances", "ledger_journal", "ledger_checkpoint")
+        for name in AMOUNTS[6:]
+    ),
+    "ALTER TABLE ledger_limits ADD COLUMN is_by_tenant INTEGER NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS = (
     Migration(
         number=1,
@@ -265,6 +286,8 @@ MIGRATIONS = (
     ),
     # How many live reservations there are of a kind of work of which little is known.
     Migration(number=2, sqlite=_KINDS, postgres=_KINDS),
+    # What tenants claim and nobody has accepted, and which limits are their own.
+    Migration(number=3, sqlite=_CLAIMS, postgres=_CLAIMS),
 )
 
 _AMOUNT_TYPES = tuple((name, "BIGINT") for name in AMOUNTS)
@@ -305,7 +328,7 @@ JOURNAL = Insert(
 )
 
 
-Request = ReserveRequest | SettleRequest
+Request = ReserveRequest | SettleRequest | AdjustRequest
 Answer = Reservation | Refused
 
 EXPIRED_PER_ROUND = 1_000
@@ -323,7 +346,9 @@ _LIVE_KINDS = Lookup(
         f" WHERE finished_at IS NULL AND kind <> '' AND kind IN {dialect.texts} GROUP BY kind"
     )
 )
-_LIMITS = "SELECT scope, limit_micro_usd, limit_tokens, time_window FROM ledger_limits"
+_LIMITS = (
+    "SELECT scope, limit_micro_usd, limit_tokens, time_window, is_by_tenant FROM ledger_limits"
+)
 _LIMITS_OF = about(_LIMITS, "scope")
 _KEPT_AMOUNTS = ", ".join(f"kept.{name}" for name in AMOUNTS)
 _BALANCES_FROM = Lookup(
@@ -349,10 +374,11 @@ _IS_ANY_DUE = (
     "SELECT 1 FROM ledger_reservations WHERE finished_at IS NULL AND lease_until <= ? LIMIT 1"
 )
 _SET_LIMIT = (
-    "INSERT INTO ledger_limits (scope, limit_micro_usd, limit_tokens, time_window)"
-    " VALUES (?, ?, ?, ?) ON CONFLICT (scope) DO UPDATE SET"
+    "INSERT INTO ledger_limits"
+    " (scope, limit_micro_usd, limit_tokens, time_window, is_by_tenant)"
+    " VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope) DO UPDATE SET"
     " limit_micro_usd = excluded.limit_micro_usd, limit_tokens = excluded.limit_tokens,"
-    " time_window = excluded.time_window"
+    " time_window = excluded.time_window, is_by_tenant = excluded.is_by_tenant"
 )
 _LATEST = "SELECT seq, at FROM ledger_journal WHERE seq < ? ORDER BY seq DESC LIMIT 1"
 _JOURNAL = (
@@ -380,7 +406,8 @@ def set_limit(transaction: Transaction, scope: Scope, limit: Limit) -> None:
         transaction.write("DELETE FROM ledger_limits WHERE scope = ?", (scope,))
         return
     window = format_window(limit.window)
-    row = (scope, limit.limit_micro_usd, limit.limit_tokens, window)
+    is_by_tenant = int(limit.is_by_tenant)
+    row = (scope, limit.limit_micro_usd, limit.limit_tokens, window, is_by_tenant)
     transaction.write(_SET_LIMIT, row)
 
 
@@ -439,6 +466,7 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> L
     """Read everything that the requests touch, after what is due has been expired."""
     reserves = [request for request in requests if isinstance(request, ReserveRequest)]
     scopes = list({scope for request in reserves for scope in request.scopes})
+    scopes += [request.scope for request in requests if isinstance(request, AdjustRequest)]
     ids = list({request.reservation_id for request in requests})
     touched: list[Statement] = [(_RESERVATIONS, ids), (_LIMITS_OF, scopes)]
     known, limits, any_due = transaction.read_all([*touched, (_IS_ANY_DUE, (now,))])
@@ -447,12 +475,27 @@ def load(transaction: Transaction, requests: Sequence[Request], now: float) -> L
         known, limits = transaction.read_all(touched)
     state = LedgerState(zone, at=now)
     state.reservations = {row[0]: to_reservation(row) for row in known}
-    state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
+    own = _own_scopes(state, requests)
+    if own:
+        limits += transaction.read(_LIMITS_OF, own)
+        scopes += own
+    state.limits = {row[0]: to_limit(*row[1:]) for row in limits}
     kinds = {request.flexible.kind for request in reserves if request.flexible is not None}
     if state.limits and kinds:
         state.live_kinds = dict(transaction.read(_LIVE_KINDS, list(kinds)))
     _load_balances(transaction, state, scopes, now)
     return state
+
+
+def _own_scopes(state: LedgerState, requests: Sequence[Request]) -> list[Scope]:
+    """Return the scopes in which tenants claim something that are their own: these may limit it."""
+    own: dict[Scope, None] = {}
+    for request in requests:
+        if isinstance(request, SettleRequest) and request.tenant is not None:
+            known = state.reservations.get(request.reservation_id)
+            scopes = () if known is None else known.scopes
+            own.update(dict.fromkeys(filter(request.tenant.may_charge, scopes)))
+    return list(own)
 
 
 def write(transaction: Transaction, state: LedgerState, now: float) -> None:
@@ -480,7 +523,7 @@ def accounts(
     scopes = [scope, *within]
     state = LedgerState(zone)
     limits = transaction.read(_LIMITS_OF, scopes)
-    state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in limits}
+    state.limits = {row[0]: to_limit(*row[1:]) for row in limits}
     _load_balances(transaction, state, scopes, now)
     return [state.account(name, now) for name in scopes]
 
@@ -492,7 +535,7 @@ def limited_accounts(
     where, values = ("", ()) if after is None else (" WHERE scope > ?", (after,))
     rows = transaction.read(f"{_LIMITS}{where} ORDER BY scope LIMIT ?", (*values, most))
     state = LedgerState(zone)
-    state.limits = {row[0]: to_limit(row[1], row[2], row[3]) for row in rows}
+    state.limits = {row[0]: to_limit(*row[1:]) for row in rows}
     _load_balances(transaction, state, list(state.limits), now)
     return [state.account(scope, now) for scope in state.limits]
 
@@ -524,6 +567,8 @@ def _apply(state: LedgerState, request: Request, now: float) -> Answer | CallerE
     try:
         if isinstance(request, ReserveRequest):
             return state.reserve(request, now)
+        if isinstance(request, AdjustRequest):
+            return state.adjust(request, now)
         return state.settle(request, now)
     except CallerError as error:
         return error

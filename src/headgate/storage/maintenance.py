@@ -16,6 +16,7 @@ import msgspec
 
 from headgate.core.budgets.ledger import Account, SettleRequest
 from headgate.core.budgets.reservations import Call
+from headgate.core.budgets.scopes import Tenant
 from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.rate_limits import BUCKETS_PER_WINDOW
 from headgate.core.retention import (
@@ -264,7 +265,8 @@ class SqlAccounts:
 
 _FORGET = about("DELETE FROM ledger_outbox", "reservation_id")
 _READ = (
-    "SELECT reservation_id, call, micro_usd, tokens FROM ledger_outbox"
+    "SELECT reservation_id, call, micro_usd, tokens, claimed_for_project, claimed_for_agent"
+    " FROM ledger_outbox"
     " ORDER BY reservation_id LIMIT ?"
 )
 
@@ -273,9 +275,14 @@ def unsent(transaction: Transaction, *, limit: int) -> list[SettleRequest]:
     """Return settlements that have not been answered."""
     return [
         SettleRequest(
-            reservation_id=reservation_id, call=Call(call), micro_usd=micro_usd, tokens=tokens
+            reservation_id=row[0],
+            call=Call(row[1]),
+            micro_usd=row[2],
+            tokens=row[3],
+            # Whoever is bound to nothing claims nothing that is not its own.
+            tenant=Tenant(project_id=row[4], agent_id=row[5]) if row[4] or row[5] else None,
         )
-        for reservation_id, call, micro_usd, tokens in transaction.read(_READ, (limit,))
+        for row in transaction.read(_READ, (limit,))
     ]
 
 

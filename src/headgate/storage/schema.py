@@ -148,6 +148,12 @@ COUNT_QUEUED_OF_PROJECTS = (
     " FROM lanes GROUP BY project_id"
 )
 
+# Whose claim a settlement is that a ledger outside the store has yet to be told.
+_CLAIMED = (
+    "ALTER TABLE ledger_outbox ADD COLUMN claimed_for_project TEXT",
+    "ALTER TABLE ledger_outbox ADD COLUMN claimed_for_agent TEXT",
+)
+
 TASK_MIGRATIONS = (
     Migration(
         number=1,
@@ -176,6 +182,7 @@ TASK_MIGRATIONS = (
         postgres=_retention_statements(text='TEXT COLLATE "C"', by_key=""),
     ),
     Migration(number=4, sqlite=(COUNT_QUEUED_OF_PROJECTS,), postgres=(COUNT_QUEUED_OF_PROJECTS,)),
+    Migration(number=5, sqlite=_CLAIMED, postgres=_CLAIMED),
 )
 
 _CHANGING = (
@@ -223,9 +230,11 @@ OUTBOX = Insert(
         ("call", "TEXT"),
         ("micro_usd", "BIGINT"),
         ("tokens", "BIGINT"),
+        ("claimed_for_project", "TEXT"),
+        ("claimed_for_agent", "TEXT"),
     ),
     key=("reservation_id",),
-    updated=("call", "micro_usd", "tokens"),
+    updated=("call", "micro_usd", "tokens", "claimed_for_project", "claimed_for_agent"),
 )
 CONFIGURED = Insert(table="configured_budgets", columns=(("scope", "TEXT"),))
 CUTS = Insert(

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
     Account,
+    AdjustRequest,
     Audit,
     Clock,
     JournalEntry,
@@ -142,7 +143,13 @@ def _load(work: UnitOfWork, batch: _Batch) -> None:
     parents = [parent for row in rows for parent in row.spec.terms.depends_on]
     if parents:
         work.load(parents)
-    work.load_ledger([line.reserve for line in lines if line.reserve is not None], rows)
+    claims = {
+        step.task_id: step.tenant
+        for step in batch.other
+        if isinstance(step, Settlement) and step.tenant is not None
+    }
+    reserves = [line.reserve for line in lines if line.reserve is not None]
+    work.load_ledger(reserves, rows, claims)
 
 
 def _apply(
@@ -646,6 +653,13 @@ class StoreLedger:
             raise StoreError("the ledger refused a settlement")
         return answer
 
+    async def adjust(self, request: AdjustRequest) -> Reservation:
+        """Change a balance by the word of an operator, or raise a `CallerError`."""
+        answer = await self._access.run(partial(_apply_to_ledger, request=request))
+        if isinstance(answer, Refused):
+            raise StoreError("the ledger refused an adjustment")
+        return answer
+
     async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance."""
         await self._access.run(ledger.expire_due)
@@ -678,7 +692,7 @@ def _create_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Li
 
 
 def _apply_to_ledger(
-    transaction: Transaction, now: float, *, request: ReserveRequest | SettleRequest
+    transaction: Transaction, now: float, *, request: ledger.Request
 ) -> Reservation | Refused:
     (answer,) = ledger.apply_batch(transaction, [request], now)
     if isinstance(answer, Exception):

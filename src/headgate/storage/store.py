@@ -19,7 +19,7 @@ import msgspec
 
 from headgate.core.admission import QueueLimits, Rejected
 from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, SettleRequest
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import Scope, Tenant
 from headgate.core.estimates import Hold, Kind, Learned
 from headgate.core.fair_share import UsageRow
 from headgate.core.gates import GateClosure
@@ -271,6 +271,7 @@ class Settlement(StoreStep, frozen=True, kw_only=True, tag="settlement"):
 
     A cost of nothing gives the reservation back; what is unknown of it is booked as it was held.
     `result` is JSON. `node_id` is the node that writes it for a worker; others need not say so.
+    With a `tenant` the cost is its claim, and counts as far as that may charge.
     """
 
     task_id: str
@@ -280,6 +281,7 @@ class Settlement(StoreStep, frozen=True, kw_only=True, tag="settlement"):
     result: str | None = None
     closure: GateClosure | None = None
     node_id: str = ""
+    tenant: Tenant | None = None
 
 
 class Settled(StoreAnswer, frozen=True, kw_only=True, tag="settled"):

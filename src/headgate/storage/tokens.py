@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.core.budgets.scopes import Scope, is_within, parse_scope
+from headgate.core.budgets.scopes import Scope, Tenant, parse_scope
 from headgate.errors import InvalidFieldError, InvalidScopeError, LimitReachedError
 from headgate.storage import audit
 from headgate.storage.audit import AuditEntry
@@ -78,16 +78,14 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
         except InvalidScopeError:
             return None
 
-    def may_charge(self, scope: Scope) -> bool:
-        """Tell whether a budget is its own.
+    @property
+    def tenant(self) -> Tenant:
+        """Who states an amount of money under these bounds."""
+        return Tenant(project_id=self.project_id, agent_id=self.agent_id)
 
-        That of a project is `project:<id>` with everything within; that of an agent is any scope
-        with a part `agent:<id>`.
-        """
-        own = None if self.project_id is None else Scope(f"project:{self.project_id}")
-        if own is not None and not is_within(scope, own):
-            return False
-        return self.agent_id is None or f"agent:{self.agent_id}" in scope.split("/")
+    def may_charge(self, scope: Scope) -> bool:
+        """Tell whether a budget is its own."""
+        return self.tenant.may_charge(scope)
 
 
 UNBOUND = Bounds()

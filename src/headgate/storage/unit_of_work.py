@@ -7,9 +7,10 @@ same lock first, so what was read is still true when it is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ import msgspec
 from headgate.core.admission import QueueLimit, Rejected
 from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call
+from headgate.core.budgets.scopes import Tenant
 from headgate.core.estimates import MAX_KINDS, Kind, Learned, Sample
 from headgate.core.fair_share import SECONDS_PER_HOUR
 from headgate.core.gates import GateClosure, GatePart
@@ -570,6 +572,9 @@ _LANES = about("SELECT agent_id, queued FROM lanes", "agent_id")
 _COUNTERS = about("SELECT name, amount FROM counters", "name")
 
 
+NO_CLAIMS: Mapping[str, Tenant] = MappingProxyType({})
+
+
 class UnitOfWork:
     """What one transaction has read, and what it will write."""
 
@@ -650,12 +655,24 @@ class UnitOfWork:
         for agent_id, queued in lanes:
             self._queued_by_agent[agent_id] = self._queued_by_agent.get(agent_id, 0) + queued
 
-    def load_ledger(self, reserves: Sequence[ReserveRequest], held: Iterable[TaskRow]) -> None:
-        """Read the balances and reservations that these requests and tasks in flight touch."""
+    def load_ledger(
+        self,
+        reserves: Sequence[ReserveRequest],
+        held: Iterable[TaskRow],
+        claims: Mapping[str, Tenant] = NO_CLAIMS,
+    ) -> None:
+        """Read the balances and reservations that these requests and tasks in flight touch.
+
+        `claims` are of tenants, by task.
+        """
         if not self.keeps_ledger:
             return
         settles = [
-            SettleRequest(reservation_id=row.progress.reservation_id, call=Call.RELEASE)
+            SettleRequest(
+                reservation_id=row.progress.reservation_id,
+                call=Call.RELEASE,
+                tenant=claims.get(row.id),
+            )
             for row in held
             if row.is_in_flight and row.progress.reservation_id
         ]
@@ -733,19 +750,28 @@ class UnitOfWork:
         if known is None or _closes_longer(closure, known):
             self._closures[closure.part] = closure
 
-    def settle_money(self, reservation_id: str | None, *, tokens: int, micro_usd: int) -> None:
+    def settle_money(
+        self,
+        reservation_id: str | None,
+        *,
+        tokens: int,
+        micro_usd: int,
+        tenant: Tenant | None = None,
+    ) -> None:
         """Book what an attempt cost, here or at the ledger outside; nothing gives it all back."""
         if not reservation_id:
             return
         call = Call.COMMIT if tokens or micro_usd else Call.RELEASE
         if not self.keeps_ledger:
-            self._outbox.append((reservation_id, call.value, micro_usd, tokens))
+            bound = (None, None) if tenant is None else (tenant.project_id, tenant.agent_id)
+            self._outbox.append((reservation_id, call.value, micro_usd, tokens, *bound))
             return
         request = SettleRequest(
             reservation_id=reservation_id,
             call=call,
             micro_usd=MicroUsd(micro_usd),
             tokens=Tokens(tokens),
+            tenant=tenant,
         )
         # The ledger may have closed it, or forgotten it a day after its lease ended: then what was
         # held is booked already, and the task must end all the same.

@@ -26,18 +26,12 @@ from headgate.core.budgets.ledger import (
     balances_from,
     charges_at,
     first_refusal,
-    journal_entry,
     read_account,
 )
 from headgate.core.budgets.reservations import (
     Call,
     Reservation,
     ReservationState,
-    Settlement,
-    extend,
-    mark_dispatched,
-    release,
-    reserve,
 )
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes, parse_scope
 from headgate.core.budgets.windows import parse_window
@@ -211,34 +205,24 @@ def test_an_amount_is_kept_in_the_bucket_of_each_scope_s_own_window() -> None:
     ]
 
 
-def held(*accounts: Account, usd: int) -> Settlement:
-    return reserve(
-        reservation_id="r-1",
-        charges=charges_at(accounts, now=NOW),
-        micro_usd=MicroUsd(usd),
-        tokens=Tokens(0),
-        lease_until=NOW + 60,
-    )
-
-
 def test_a_change_is_one_journal_row_for_all_charged_scopes() -> None:
-    settlement = held(Account(scope=ROOT), Account(scope=SESSION), usd=5)
+    books = PlayedLedger({})
 
-    entry = journal_entry(settlement, Call.RESERVE, at=NOW)
+    books.reserve(SESSION, ROOT, 5, 0, NOW, dispatched=False)
 
-    assert entry is not None
+    (entry,) = books.journal
     assert [charge.scope for charge in entry.charges] == [ROOT, SESSION]
-    assert entry.delta == settlement.delta
     assert balances_from([entry]) == {(ROOT, 0): balance(0, 5, 0), (SESSION, 0): balance(0, 5, 0)}
 
 
 def test_repeats_and_extensions_leave_no_journal_row() -> None:
-    reservation = held(Account(scope=ROOT), usd=5).reservation
-    released = release(reservation).reservation
+    books = PlayedLedger({})
+    books.reserve(ROOT, ROOT, 5, 0, NOW, dispatched=False)
 
-    assert journal_entry(release(released), Call.RELEASE, at=NOW) is None
-    assert journal_entry(extend(reservation, lease_until=NOW), Call.EXTEND, at=NOW) is None
-    assert journal_entry(mark_dispatched(reservation), Call.DISPATCHED, at=NOW) is not None
+    for call in (Call.EXTEND, Call.DISPATCHED, Call.RELEASE, Call.RELEASE):
+        books.settle("r-0", call, 0, NOW)
+
+    assert [entry.call for entry in books.journal] == [Call.RESERVE, Call.DISPATCHED, Call.RELEASE]
 
 
 class PlayedLedger:

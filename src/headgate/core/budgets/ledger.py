@@ -8,6 +8,10 @@ A request of zero is held to the same inequality. In a scope that is exactly ful
 since it takes nothing; in one that is over its limit it is refused, since the work behind it would
 add to the overrun.
 
+What Headgate measured is booked in full in every scope. What a tenant claims beyond what it holds,
+and beyond what is left in its own limited scopes, counts in its own scopes alone: elsewhere it is
+`unaccepted` until an operator accepts or rejects it (`claimed`).
+
 The journal is the truth and the balances are its sum: `balances_from` is that sum. Every backend
 applies requests through `LedgerState`. The one in memory keeps a single one; a database loads the
 rows that a batch of requests touches, applies the batch, and writes back what changed. So the
@@ -20,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 from enum import Enum
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -31,6 +35,7 @@ from headgate.core.budgets.reservations import (
     Charge,
     Delta,
     Reservation,
+    ReservationState,
     Settlement,
     commit,
     expire,
@@ -41,7 +46,7 @@ from headgate.core.budgets.reservations import (
     reserve_again,
     unknown_reservation,
 )
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import Scope, Tenant
 from headgate.core.budgets.windows import (
     NO_WINDOW,
     Window,
@@ -58,7 +63,12 @@ from headgate.core.money import (
     Tokens,
     format_usd,
 )
-from headgate.errors import BudgetExceededError, BudgetMismatchError
+from headgate.errors import (
+    AdjustmentError,
+    BudgetExceededError,
+    BudgetMismatchError,
+    IllegalSettlementError,
+)
 
 
 class Unit(Enum):
@@ -135,6 +145,8 @@ class Balance(Columns, frozen=True, kw_only=True):
             spent_tokens=self.spent_tokens + other.spent_tokens,
             reserved_tokens=self.reserved_tokens + other.reserved_tokens,
             overrun_tokens=self.overrun_tokens + other.overrun_tokens,
+            unaccepted_micro_usd=self.unaccepted_micro_usd + other.unaccepted_micro_usd,
+            unaccepted_tokens=self.unaccepted_tokens + other.unaccepted_tokens,
         )
 
     def column(self, unit: Unit) -> tuple[int, int, int]:
@@ -142,6 +154,10 @@ class Balance(Columns, frozen=True, kw_only=True):
         if unit is Unit.TOKENS:
             return self.spent_tokens, self.reserved_tokens, self.overrun_tokens
         return self.spent_micro_usd, self.reserved_micro_usd, self.overrun_micro_usd
+
+    def unaccepted(self, unit: Unit) -> int:
+        """Return what is claimed in one unit and counts only once it is accepted."""
+        return self.unaccepted_tokens if unit is Unit.TOKENS else self.unaccepted_micro_usd
 
     @property
     def is_used(self) -> bool:
@@ -171,11 +187,15 @@ EMPTY = Balance()
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scope may use within its window; None is no limit in that unit."""
+    """What a scope may use within its window; None is no limit in that unit.
+
+    One that a tenant set stops admissions like any other, and lets nobody charge what is above it.
+    """
 
     limit_micro_usd: MicroUsd | None = None
     limit_tokens: Tokens | None = None
     window: Window = NO_WINDOW
+    is_by_tenant: bool = False
 
     def amount(self, unit: Unit) -> int | None:
         """Return the limit in one unit."""
@@ -232,15 +252,24 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     live: int = 0
 
 
+class Adjustment(FastEnum):
+    """What an operator can do to a balance: change what is booked, accept or reject a claim."""
+
+    ADJUST = "adjust"
+    ACCEPT = "accept"
+    REJECT = "reject"
+
+
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One call that changed the ledger: the same delta for each balance that it charged.
 
-    The journal only grows; a backend adds its own sequence.
+    A claim that is not accepted everywhere has two, for the scopes of either kind; an adjustment
+    has one for each bucket. The journal only grows; a backend adds its own sequence.
     """
 
     at: float
     reservation_id: str
-    call: Call
+    call: Call | Adjustment
     charges: tuple[Charge, ...]
     delta: Delta
 
@@ -253,10 +282,11 @@ def read_account(
     earliest = live_from(window, now, tz)
     balance, oldest = EMPTY, None
     for start, bucket in buckets.items():
-        if start < earliest or not bucket.is_used:
+        if start < earliest or bucket == EMPTY:
             continue
-        balance = bucket if oldest is None else balance.add(bucket)
-        oldest = start if oldest is None else min(oldest, start)
+        balance = bucket if balance is EMPTY else balance.add(bucket)
+        if bucket.is_used:
+            oldest = start if oldest is None else min(oldest, start)
     return Account(scope=scope, limit=limit, balance=balance, oldest_bucket=oldest, tz=tz)
 
 
@@ -399,7 +429,7 @@ def check_created(
 
     `change` is the command that would set it where the ledger is.
     """
-    if in_force != wanted:
+    if msgspec.structs.replace(in_force, is_by_tenant=wanted.is_by_tenant) != wanted:
         raise BudgetMismatchError(
             scope=scope,
             existing=limit_text(in_force),
@@ -422,20 +452,106 @@ def charges_at(accounts: Iterable[Account], *, now: float) -> tuple[Charge, ...]
     )
 
 
-def journal_entry(settlement: Settlement, call: Call, *, at: float) -> JournalEntry | None:
-    """Give the journal row of a call, None if nothing happened.
+class Part(NamedTuple):
+    """What one call adds to some of the balances of a reservation."""
 
-    Renewing a lease is no row: it moves neither money nor state, and comes with every heartbeat.
+    charges: tuple[Charge, ...]
+    delta: Delta
+
+
+def claimed(settlement: Settlement, tenant: Tenant, *, left: tuple[int, int]) -> tuple[Part, ...]:
+    """Return what a commit adds to balances, if it is a claim of a tenant.
+
+    `left` is what the tenant has left in its own limited scopes, in dollars and tokens. So much
+    may the claim pass what was held; in scopes that are not its own the rest is not accepted yet.
     """
-    if settlement.is_repeat or call is Call.EXTEND:
-        return None
-    return JournalEntry(
-        at=at,
-        reservation_id=settlement.reservation.id,
-        call=call,
-        charges=settlement.reservation.charges,
-        delta=settlement.delta,
+    charges, delta = settlement.reservation.charges, settlement.delta
+    usd = max(0, delta.overrun_micro_usd - left[0])
+    tokens = max(0, delta.overrun_tokens - left[1])
+    others = tuple([one for one in charges if not tenant.may_charge(one.scope)])
+    if not others or not (usd or tokens):
+        return (Part(charges, delta),)
+    counted = msgspec.structs.replace(
+        delta,
+        overrun_micro_usd=MicroUsd(delta.overrun_micro_usd - usd),
+        overrun_tokens=Tokens(delta.overrun_tokens - tokens),
+        unaccepted_micro_usd=MicroUsd(usd),
+        unaccepted_tokens=Tokens(tokens),
     )
+    own = tuple([one for one in charges if one not in others])
+    return (Part(others, counted), Part(own, delta)) if own else (Part(others, counted),)
+
+
+def left_to_claim(accounts: Iterable[tuple[Account, Charge]], *, now: float) -> tuple[int, int]:
+    """Return what is left, in dollars and tokens, in a tenant's own scopes that are limited.
+
+    Only limits of operators count, or a tenant would say how much it may claim. Nothing is left of
+    a window that has passed since the money was held, as nothing of it would count there.
+    """
+    least: dict[Unit, int] = {}
+    for account, charge in accounts:
+        limit = account.limit
+        if limit is None or limit.is_by_tenant:
+            continue
+        is_over = charge.bucket_start < live_from(limit.window, now, account.tz)
+        for unit in Unit:
+            amount = limit.amount(unit)
+            if amount is not None:
+                left = 0 if is_over else max(0, amount - sum(account.balance.column(unit)))
+                least[unit] = min(left, least.get(unit, left))
+    return least.get(Unit.MICRO_USD, 0), least.get(Unit.TOKENS, 0)
+
+
+def adjusted(
+    buckets: Mapping[int, Balance], request: AdjustRequest, *, current: int
+) -> dict[int, Delta]:
+    """Return what an adjustment adds to each bucket that counts, or raise `AdjustmentError`.
+
+    What is added goes into the current bucket. What is taken away goes from the newest ones first,
+    of the overrun before the rest; claims are accepted and rejected oldest first.
+    """
+    changes: dict[int, dict[str, int]] = {}
+    columns: tuple[str, ...]
+
+    def change(start: int, unit: Unit, column: str, amount: int) -> None:
+        deltas = changes.setdefault(start, {})
+        name = f"{column}_{unit.value}"
+        deltas[name] = deltas.get(name, 0) + amount
+
+    for unit in Unit:
+        asked = request.amount(unit)
+        if request.call is Adjustment.ADJUST:
+            amount = asked or 0
+            if amount >= 0:
+                change(current, unit, "spent", amount)
+                continue
+            wanted, columns, order = -amount, ("overrun", "spent"), sorted(buckets, reverse=True)
+        else:
+            columns, order = ("unaccepted",), sorted(buckets)
+            wanted = sum(one.unaccepted(unit) for one in buckets.values())
+            wanted = wanted if asked is None else asked
+        missing = wanted
+        for start in order:
+            for column in columns:
+                there: int = getattr(buckets[start], f"{column}_{unit.value}")
+                taken = min(missing, max(0, there))
+                if taken:
+                    change(start, unit, column, -taken)
+                    missing -= taken
+                    if request.call is Adjustment.ACCEPT:
+                        change(start, unit, "overrun", taken)
+        if missing:
+            raise AdjustmentError(
+                scope=request.scope,
+                call=request.call.value,
+                unit=unit.value,
+                wanted=wanted,
+                there=wanted - missing,
+            )
+    return {start: _delta(**deltas) for start, deltas in changes.items() if any(deltas.values())}
+
+
+_delta: Callable[..., Delta] = Delta
 
 
 def balances_from(
@@ -530,17 +646,78 @@ class ReserveRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A further call on a reservation; the amounts go with commit, the lease with extend."""
+    """A further call on a reservation; the amounts go with commit, the lease with extend.
+
+    The amounts are those that Headgate measured or takes as given, unless they are the claim of a
+    `tenant`.
+    """
 
     reservation_id: str
     call: Call
     micro_usd: MicroUsd = MicroUsd(0)
     tokens: Tokens = Tokens(0)
     lease_seconds: float = 0.0
+    tenant: Tenant | None = None
 
     def lease_until(self, now: float) -> float:
         """Return when a lease ends that is renewed now."""
         return now + self.lease_seconds
+
+
+class AdjustRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Change what is booked in one scope, and in no other, or decide about what is claimed there.
+
+    It is remembered like a settled reservation, under an id of its own. To accept or reject None
+    is all that is claimed.
+    """
+
+    reservation_id: str
+    scope: Scope
+    call: Adjustment
+    micro_usd: int | None = 0
+    tokens: int | None = 0
+
+    def amount(self, unit: Unit) -> int | None:
+        """Return the amount in a unit."""
+        return self.tokens if unit is Unit.TOKENS else self.micro_usd
+
+    def check_same(self, known: Reservation) -> None:
+        """Refuse an id that stands for something else."""
+        asked = (self.micro_usd, self.tokens)
+        kept = (known.actual_micro_usd, known.actual_tokens)
+        is_same = all(want is None or want == have for want, have in zip(asked, kept, strict=True))
+        if not is_same or known.kind != self.call.value or known.scopes[0] != self.scope:
+            raise IllegalSettlementError(
+                subject=f"adjustment {self.reservation_id}",
+                current="made",
+                wanted=f"{self.call.value}ed with other parameters",
+                allowed=(),
+                advice="its id is taken by other parameters, use a new id",
+            )
+
+    def made(self, changes: Mapping[int, Delta], current: int, now: float) -> Reservation:
+        """Return what is remembered of it."""
+        usd, tokens = self._total(changes, Unit.MICRO_USD), self._total(changes, Unit.TOKENS)
+        return Reservation(
+            id=self.reservation_id,
+            charges=tuple([Charge(scope=self.scope, bucket_start=one) for one in changes])
+            or (Charge(scope=self.scope, bucket_start=current),),
+            micro_usd=MicroUsd(0),
+            tokens=Tokens(0),
+            lease_until=now,
+            state=ReservationState.COMMITTED,
+            actual_micro_usd=MicroUsd(usd),
+            actual_tokens=Tokens(tokens),
+            kind=self.call.value,
+        )
+
+    def _total(self, changes: Mapping[int, Delta], unit: Unit) -> int:
+        asked = self.amount(unit)
+        if asked is not None:
+            return asked
+        name = f"unaccepted_{unit.value}"
+        total: int = sum(getattr(delta, name) for delta in changes.values())
+        return -total
 
 
 class LedgerState:
@@ -615,7 +792,36 @@ class LedgerState:
         reservation = self.reservations.get(request.reservation_id)
         if reservation is None:
             raise unknown_reservation(request.reservation_id, request.call)
-        return self._record(_settlement(reservation, request, now), request.call, now)
+        settlement = _settlement(reservation, request, now)
+        if request.tenant is None or settlement.is_repeat:
+            return self._record(settlement, request.call, now)
+        own = [
+            (self.account(charge.scope, now), charge)
+            for charge in reservation.charges
+            if request.tenant.may_charge(charge.scope)
+        ]
+        parts = claimed(settlement, request.tenant, left=left_to_claim(own, now=now))
+        return self._record(settlement, request.call, now, parts)
+
+    def adjust(self, request: AdjustRequest, now: float) -> Reservation:
+        """Change a balance by the word of an operator, or raise a `CallerError`."""
+        known = self.reservations.get(request.reservation_id)
+        if known is not None:
+            request.check_same(known)
+            return known
+        limit = self.limits.get(request.scope)
+        window = NO_WINDOW if limit is None else limit.window
+        tz = self._zone(window.zone)
+        current, earliest = bucket_start(window, now, tz), live_from(window, now, tz)
+        buckets = self.balances.get(request.scope, {})
+        counted = {start: one for start, one in buckets.items() if start >= earliest}
+        changes = adjusted(counted, request, current=current)
+        made = request.made(changes, current, now)
+        parts = [
+            Part((Charge(scope=request.scope, bucket_start=start),), delta)
+            for start, delta in changes.items()
+        ]
+        return self._record(Settlement(reservation=made), request.call, now, parts)
 
     def forget_changes(self) -> None:
         """Start a new record of what is changed."""
@@ -628,7 +834,14 @@ class LedgerState:
         for reservation_id in reservation_ids:
             self.reservations.pop(reservation_id, None)
 
-    def _record(self, settlement: Settlement, call: Call, now: float) -> Reservation:
+    def _record(
+        self,
+        settlement: Settlement,
+        call: Call | Adjustment,
+        now: float,
+        parts: Sequence[Part] | None = None,
+    ) -> Reservation:
+        """Book the delta of a settlement in all its charges, or in parts what differs in them."""
         reservation = settlement.reservation
         if settlement.is_repeat:
             return reservation
@@ -636,11 +849,17 @@ class LedgerState:
             self._count_kind(reservation)
         self.reservations[reservation.id] = reservation
         self.changed_reservations[reservation.id] = reservation
-        entry = journal_entry(settlement, call, at=now)
-        if entry is not None:
-            self.entries.append(entry)
-            for charge in entry.charges:
-                self._add(charge.scope, charge.bucket_start, entry.delta)
+        if call is Call.EXTEND:
+            # Renewing a lease is no entry: it moves neither money nor state, and is frequent.
+            return reservation
+        for charges, delta in parts or (Part(reservation.charges, settlement.delta),):
+            self.entries.append(
+                JournalEntry(
+                    at=now, reservation_id=reservation.id, call=call, charges=charges, delta=delta
+                )
+            )
+            for charge in charges:
+                self._add(charge.scope, charge.bucket_start, delta)
         return reservation
 
     def _count_kind(self, reservation: Reservation) -> None:
@@ -746,6 +965,9 @@ class Ledger(Protocol):
 
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""
+
+    async def adjust(self, request: AdjustRequest) -> Reservation:
+        """Change a balance by the word of an operator, or raise a `CallerError`."""
 
     async def accounts(self, scope: Scope, *, most: int = MAX_ACCOUNTS) -> list[Account]:
         """Return the scope and everything within it that has a limit or a balance, root first.

@@ -17,6 +17,8 @@ import re
 from collections.abc import Iterable
 from typing import NewType
 
+import msgspec
+
 from headgate.errors import InvalidScopeError
 
 Scope = NewType("Scope", str)
@@ -95,6 +97,27 @@ def ancestors(scope: Scope) -> tuple[Scope, ...]:
     if scope:
         reached.append(scope)
     return tuple(reached)
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody whose word about money is a claim, and whose own the scopes of some budgets are.
+
+    None is not bound: all of them are its own.
+    """
+
+    project_id: str | None = None
+    agent_id: str | None = None
+
+    def may_charge(self, scope: Scope) -> bool:
+        """Tell whether a budget is its own. What is above one that is not, is not either.
+
+        That of a project is `project:<id>` with everything within; that of an agent is any scope
+        with a part `agent:<id>`.
+        """
+        own = None if self.project_id is None else Scope(f"project:{self.project_id}")
+        if own is not None and not is_within(scope, own):
+            return False
+        return self.agent_id is None or f"agent:{self.agent_id}" in scope.split("/")
 
 
 def charged_scopes(scope: Scope, also: Iterable[Scope] = ()) -> tuple[Scope, ...]:
