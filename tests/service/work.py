@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,3 +41,17 @@ async def note_and_run(order: Mapping[str, Any]) -> object:
 def _note(path: Path, line: str) -> None:
     with path.open("a") as notes:
         notes.write(f"{line}\n")
+
+
+async def hold_loop(order: Mapping[str, Any]) -> object:
+    """Wait for a file, then keep the loop and every other thread from going on, the first time.
+
+    A call into C that does not let go of the interpreter does this, as one that parses a large body
+    does; this one needs no processor.
+    """
+    params = order["params"]
+    while not Path(params["when"]).exists():  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.02)
+    if order["attempt"] == 1:
+        ctypes.PyDLL(None).usleep(int(params["seconds"] * 1e6))
+    return {"attempt": order["attempt"]}

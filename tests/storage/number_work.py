@@ -66,6 +66,14 @@ def numbers(transaction: Transaction) -> list[int]:
     return [row[0] for row in transaction.read("SELECT number FROM numbers ORDER BY number")]
 
 
+def add_next(transaction: Transaction) -> None:
+    transaction.run("INSERT INTO numbers SELECT COUNT(*) FROM numbers")
+
+
+def text(length: int, _transaction: Transaction) -> str:
+    return "x" * length
+
+
 def length(text: str, _transaction: Transaction) -> int:
     return len(text)
 

@@ -68,6 +68,23 @@ def test_another_takes_over_when_the_lease_has_ended(tables: Tables) -> None:
     assert elect(tables, "n1", now=3.1) == taken_over
 
 
+def test_a_busy_dispatcher_is_kept_under_its_epoch_alone(tables: Tables) -> None:
+    def keep(node_id: str, epoch: int, now: float) -> None:
+        tables.do(lambda tx: nodes.keep_leading(tx, node_id, epoch, now=now, lease_seconds=3.0))
+
+    elect(tables, "n1", now=0.0)
+    keep("n1", 1, 2.0)
+    assert check(tables, 1, now=4.9) == "n1"
+    # Neither another node, nor another epoch, nor a lease that has ended, nor one that resigned.
+    for node_id, epoch, now in (("n2", 1, 4.0), ("n1", 2, 4.0), ("n1", 1, 5.0)):
+        keep(node_id, epoch, now)
+        assert_stale(tables, 1, now=5.0)
+    elect(tables, "n1", now=5.0)
+    resign(tables, "n1")
+    keep("n1", 2, 5.1)
+    assert dispatcher(tables) == nodes.NOBODY
+
+
 def test_a_dispatcher_that_renews_too_late_starts_a_new_epoch(tables: Tables) -> None:
     elect(tables, "n1", now=0.0)
     assert elect(tables, "n1", now=3.0).epoch == 2

@@ -1,8 +1,9 @@
-"""Which nodes are alive: a life is renewed until it ends, and ends once."""
+"""Which nodes are alive: a life is renewed, late if need be, until somebody ends it for good."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -36,7 +37,7 @@ def live(tables: Tables, *, now: float) -> list[str]:
 
 
 def ended(tables: Tables, *node_ids: str, now: float) -> set[str]:
-    return tables.do(lambda tx: nodes.lease_ended(tx, node_ids, now))
+    return tables.do(lambda tx: nodes.end_lives(tx, node_ids, now))
 
 
 def test_a_node_is_alive_up_to_the_end_of_its_lease(tables: Tables) -> None:
@@ -59,12 +60,69 @@ def test_a_beat_renews_the_lease_and_the_places(tables: Tables) -> None:
     assert (node.capacity, node.lease_until) == (2, 15.0)
 
 
-def test_a_beat_that_comes_too_late_ends_the_life_for_good(tables: Tables) -> None:
+def keep(tables: Tables, node_id: str, *, now: float) -> None:
+    tables.do(lambda tx: nodes.keep(tx, node_id, now=now, lease_seconds=LEASE_SECONDS))
+
+
+def test_a_beat_that_comes_late_renews_a_lease_on_whose_end_nobody_acted(tables: Tables) -> None:
     join(tables, "n1", now=0.0)
-    assert not beat(tables, "n1", now=10.0).is_alive
+    assert live(tables, now=50.0) == []
+    assert beat(tables, "n1", now=50.0) == Beat(is_alive=True, lease_until=60.0)
+    assert live(tables, now=59.0) == ["n1"]
+
+
+@pytest.mark.parametrize("now", [50.0, 5.0])
+def test_a_life_that_somebody_ended_is_over_at_any_time(tables: Tables, now: float) -> None:
+    join(tables, "n1", now=0.0)
+    assert ended(tables, "n1", now=10.0) == {"n1"}
     # Not even a clock that is set back brings it to life again.
-    assert not beat(tables, "n1", now=5.0).is_alive
-    assert live(tables, now=5.0) == []
+    assert not beat(tables, "n1", now=now).is_alive
+    keep(tables, "n1", now=now)
+    assert live(tables, now=now) == []
+
+
+def test_to_ask_who_is_alive_ends_nobody(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    assert tables.do(lambda tx: nodes.not_alive(tx, ["n1"], 10.0)) == {"n1"}
+    assert beat(tables, "n1", now=11.0).is_alive
+
+
+def test_the_lease_of_a_busy_node_is_kept_and_what_it_offers_stays(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    beat(tables, "n1", now=1.0, capacity=0)
+    for now in (5.0, 30.0):
+        keep(tables, "n1", now=now)
+        (node,) = tables.do(partial(nodes.live, now=now))
+        assert (node.capacity, node.lease_until) == (0, now + LEASE_SECONDS)
+
+
+def test_a_node_that_left_is_not_kept(tables: Tables) -> None:
+    join(tables, "n1", now=0.0)
+    tables.do(lambda tx: nodes.leave(tx, "n1"))
+    keep(tables, "n1", now=1.0)
+    assert tables.count("nodes") == 0
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_whoever_is_back_first_gives_the_others_time_if_nobody_was_there(
+    tables: Tables, *, is_kept: bool
+) -> None:
+    join(tables, "gone", now=-20.0)
+    join(tables, "n1", now=0.0)
+    join(tables, "n2", now=1.0)
+    if is_kept:
+        keep(tables, "n1", now=100.0)
+    else:
+        beat(tables, "n1", now=100.0)
+    assert live(tables, now=101.0) == ["n1", "n2"]
+    assert live(tables, now=110.0) == []
+
+
+def test_nobody_is_given_time_while_another_was_there(tables: Tables) -> None:
+    for node_id, now in (("n1", 0.0), ("n2", 0.0), ("n3", 95.0)):
+        join(tables, node_id, now=now)
+    beat(tables, "n1", now=100.0)
+    assert live(tables, now=100.0) == ["n1", "n3"]
 
 
 def test_a_node_that_never_joined_is_not_alive(tables: Tables) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,6 +27,7 @@ from headgate.storage.writer import (
     ChildStarter,
     Frames,
     ProcessWriter,
+    StandingOrder,
     framed,
 )
 from service.support import ROOT, wait_until
@@ -115,6 +117,107 @@ async def test_what_was_answered_is_on_disk_and_was_written_elsewhere(tmp_path: 
         assert answers == list(range(2_000))
         assert await writer.submit(number_work.pid) == writer.pid != os.getpid()
         assert kept(tmp_path / "n.db") == answers
+
+
+def order(every_seconds: float = 0.05, longest_seconds: float = 60.0) -> StandingOrder:
+    """Return the order to add a number, again and again."""
+    return StandingOrder(number_work.add_next, every_seconds, longest_seconds)
+
+
+def sleep_until(condition: Callable[[], bool]) -> None:
+    """Wait without letting the event loop go on."""
+    wait_until(condition, seconds=SECONDS)
+
+
+async def test_a_standing_order_is_repeated_while_the_loop_is_busy(tmp_path: Path) -> None:
+    path = tmp_path / "n.db"
+    async with opened(path) as writer:
+        writer.keep([order()])
+        sleep_until(lambda: len(kept(path)) >= 3)
+        writer.keep(())
+        await writer.submit(number_work.pid)
+        done = kept(path)
+        time.sleep(0.3)  # noqa: ASYNC251
+        assert kept(path) == done
+
+
+async def test_nothing_is_repeated_while_the_loop_shows_itself_in_time(tmp_path: Path) -> None:
+    path = tmp_path / "n.db"
+    async with opened(path) as writer:
+        for _ in range(10):
+            writer.keep([order(every_seconds=SECONDS)])
+            await asyncio.sleep(0.02)
+        assert kept(path) == []
+
+
+async def test_a_loop_that_is_silent_for_too_long_is_not_spoken_for(tmp_path: Path) -> None:
+    path = tmp_path / "n.db"
+    async with opened(path) as writer:
+        writer.keep([order(longest_seconds=0.3)])
+        sleep_until(lambda: bool(kept(path)))
+        time.sleep(0.5)  # noqa: ASYNC251
+        done = kept(path)
+        time.sleep(0.3)  # noqa: ASYNC251
+        assert kept(path) == done
+
+
+async def test_a_loop_too_busy_to_read_its_answers_is_spoken_for(tmp_path: Path) -> None:
+    """They fill the socket, and whoever sends them waits."""
+    path = tmp_path / "n.db"
+    async with opened(path) as writer:
+        writer.keep([order()])
+        answer = writer.submit(partial(number_work.text, 8_000_000))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        sleep_until(lambda: len(kept(path)) >= 3)
+        assert len(await answer) == 8_000_000
+
+
+STOPPED = """
+import asyncio, sys, time
+from functools import partial
+from pathlib import Path
+from storage import number_work
+from headgate.storage.writer import ChildStarter, ProcessWriter, StandingOrder
+
+async def main():
+    recipe = partial(number_work.writer_setup, Path(sys.argv[1]))
+    writer = ProcessWriter(recipe, number_work.PickleWire(), ChildStarter())
+    writer.start()
+    await writer.submit(number_work.create)
+    writer.keep([StandingOrder(number_work.add_next, 0.05, 60.0)])
+    print("busy", flush=True)
+    time.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says that a process was stopped")
+def test_a_process_that_was_stopped_is_not_spoken_for_until_it_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "n.db"
+    command = [sys.executable, "-c", STOPPED, str(path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            wait_until(lambda: kept(path), seconds=SECONDS)
+            process.send_signal(signal.SIGSTOP)
+            wait_until(lambda: is_stopped(process.pid), seconds=SECONDS)
+            time.sleep(0.3)
+            done = kept(path)
+            time.sleep(0.3)
+            assert kept(path) == done
+            process.send_signal(signal.SIGCONT)
+            wait_until(lambda: len(kept(path)) > len(done), seconds=SECONDS)
+        finally:
+            process.kill()
+
+
+def is_stopped(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat").read_text()
+    return status.rpartition(")")[2].split()[0] == "T"
 
 
 async def test_requests_that_wait_together_are_one_batch(tmp_path: Path) -> None:

@@ -203,6 +203,44 @@ async def test_a_node_that_comes_back_too_late_can_neither_settle_nor_start_nor_
         assert await status_of(pair.first, "t1") is TaskStatus.QUEUED
 
 
+async def test_a_node_that_comes_back_before_anybody_acted_goes_on(postgres_url: str) -> None:
+    async with two_nodes(postgres_url) as pair:
+        await pair.first.submit(new_task("t1", by="n1"))
+        await pair.first.assign(pair.epoch, [assignment("t1", to="n2")])
+        await pair.second.collect("n2")
+        pair.clock.advance(2 * NODE_LEASE_SECONDS)
+        # Both ask at once: whichever is first, nobody has acted yet.
+        beats = await asyncio.gather(
+            pair.first.beat("n1", capacity=4, lease_seconds=NODE_LEASE_SECONDS),
+            pair.second.beat("n2", capacity=4, lease_seconds=NODE_LEASE_SECONDS),
+        )
+        assert all(beat.is_alive for beat in beats)
+        epoch = (await pair.first.elect("n1", lease_seconds=LEASE_SECONDS)).epoch
+        assert await pair.first.recover(epoch, ["t1"]) == []
+        assert isinstance(await pair.second.settle(done("t1", by="n2")), Settled)
+
+
+async def test_of_a_late_sign_and_a_recovery_at_once_exactly_one_counts(postgres_url: str) -> None:
+    async with two_nodes(postgres_url) as pair:
+        for number in range(10):
+            task_id, node_id = f"t{number}", f"late{number}"
+            node = Node(id=node_id, capacity=4)
+            await pair.second.join(node, lease_seconds=LEASE_SECONDS)
+            await pair.first.submit(new_task(task_id, by="n1"))
+            await pair.first.assign(pair.epoch, [assignment(task_id, to=node_id)])
+            await pair.second.collect(node_id)
+            pair.clock.advance(LEASE_SECONDS)
+            await pair.first.beat("n1", capacity=4, lease_seconds=NODE_LEASE_SECONDS)
+            pair.epoch = (await pair.first.elect("n1", lease_seconds=LEASE_SECONDS)).epoch
+            beat, recovered = await asyncio.gather(
+                pair.second.beat(node_id, capacity=4, lease_seconds=LEASE_SECONDS),
+                pair.first.recover(pair.epoch, [task_id]),
+            )
+            assert beat.is_alive is not bool(recovered)
+            settled = await pair.second.settle(done(task_id, by=node_id))
+            assert isinstance(settled, Settled if beat.is_alive else StaleLease)
+
+
 async def test_the_next_attempt_settles_and_the_one_before_it_does_not(postgres_url: str) -> None:
     async with two_nodes(postgres_url) as pair:
         await pair.first.submit(new_task("t1", by="n1"))

@@ -148,13 +148,40 @@ async def test_a_worker_settles_under_its_own_lease_and_a_repeat_gets_its_answer
         assert (await visit(scene, running={"t1": 1})).lost == ("t1",)
 
 
-async def test_a_worker_whose_lease_has_ended_is_not_alive_and_stays_so(place: Place) -> None:
+async def test_a_worker_that_comes_late_goes_on_if_nobody_took_its_tasks(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await wait(scene, WORKER_LEASE_SECONDS + 5.0)
+        assert await workers(scene) == []
+        orders = await visit(scene, running={"t1": 1})
+        assert (orders.is_alive, orders.lost) == (True, ())
+        await scene.settle("t1", node_id=WORKER)
+
+
+async def test_a_worker_whose_tasks_were_taken_back_is_not_alive_and_stays_so(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await wait(scene, WORKER_LEASE_SECONDS)
+        assert ids(await scene.store.recover(scene.epoch, ["t1"])) == ["t1"]
+        assert not (await visit(scene, running={"t1": 1})).is_alive
+        scene.clock.set_back(WORKER_LEASE_SECONDS)
+        assert not (await visit(scene, running={"t1": 1})).is_alive
+
+
+async def test_a_worker_that_comes_late_needs_room_as_a_new_one_does(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "MAX_WORKERS_PER_AGENT", 1)
     async with place.scene() as scene:
         await visit(scene, joins=True)
         await wait(scene, WORKER_LEASE_SECONDS)
-        assert not (await visit(scene)).is_alive
-        scene.clock.set_back(WORKER_LEASE_SECONDS)
-        assert not (await visit(scene)).is_alive
+        await visit(scene, worker_id="worker-2", joins=True)
+        with pytest.raises(LimitReachedError):
+            await visit(scene)
 
 
 async def test_nobody_poses_as_the_worker_of_another_agent(place: Place) -> None:
@@ -299,7 +326,9 @@ async def test_workers_outlive_the_only_process_of_a_store(place: Place) -> None
         assert (await visit(scene, running={"t1": 1})).lost == ()
         await scene.settle("t1", node_id=WORKER)
         scene.clock.advance(WORKER_LEASE_SECONDS)
-        assert not (await visit(scene)).is_alive
+        elected = await scene.store.elect("n9", lease_seconds=LEASE_SECONDS)
+        backlog = await scene.store.backlog(elected.epoch)
+        assert [node.id for node in backlog.nodes] == ["n9"]
 
 
 async def test_while_a_node_was_there_no_worker_is_given_grace(place: Place) -> None:
@@ -308,7 +337,7 @@ async def test_while_a_node_was_there_no_worker_is_given_grace(place: Place) -> 
         await wait(scene, WORKER_LEASE_SECONDS - 1.0)
         await scene.join_away()
         await wait(scene, 2.0)
-        assert not (await visit(scene)).is_alive
+        assert await workers(scene) == []
 
 
 async def test_signs_of_life_alone_keep_tasks_and_no_offer(place: Place) -> None:

@@ -13,7 +13,7 @@ import pytest
 from headgate.errors import LedgerUnavailableError
 from headgate.storage.sqlite import SqliteDatabase
 from headgate.storage.transaction import LostTransactionError, Transaction
-from headgate.storage.writer import GroupCommitWriter
+from headgate.storage.writer import GroupCommitWriter, StandingOrder
 
 
 class WatchedDatabase(SqliteDatabase):
@@ -383,3 +383,14 @@ def test_a_writer_whose_thread_is_in_another_process_says_so(tmp_path: Path) -> 
             await writer.submit(lambda _: None)
 
     asyncio.run(submit())
+
+
+async def test_a_standing_order_is_repeated_while_the_loop_is_busy(tmp_path: Path) -> None:
+    done = threading.Semaphore(0)
+    async with open_bench(tmp_path) as bench:
+        order = StandingOrder(lambda _transaction: done.release(), 0.02, 60.0)
+        bench.writer.keep([order])
+        # The event loop does nothing meanwhile.
+        for _ in range(3):
+            assert done.acquire(timeout=10.0)
+        bench.writer.keep(())

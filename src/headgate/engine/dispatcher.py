@@ -102,6 +102,11 @@ class Dispatcher:
         """Whether this node dispatches."""
         return self._epoch is not None
 
+    @property
+    def epoch(self) -> int | None:
+        """The epoch under which this node dispatches."""
+        return self._epoch
+
     async def loaded(self) -> None:
         """Wait until this node knows what there is to do, if it is the one that dispatches."""
         if self._epoch is not None:
@@ -249,10 +254,14 @@ class Dispatcher:
         for node_id in dead_nodes:
             state.workers.drop_node(node_id, self._store.now())
             tasks = state.in_flight.on_node(node_id)
+            recovered = 0
             for start in range(0, len(tasks), MAX_RECOVERED):
                 batch = tasks[start : start + MAX_RECOVERED]
-                self.observe(await self._store.recover(epoch, batch))
-            if tasks:
+                changed = await self._store.recover(epoch, batch)
+                recovered += len(changed)
+                self.observe(changed)
+            # None, if the node came back meanwhile.
+            if recovered:
                 log.warning("recovered tasks of a lost node", node_id=node_id, tasks=len(tasks))
 
     async def _run_safely(self) -> bool:
@@ -387,7 +396,9 @@ class Dispatcher:
         for node in news.nodes:
             state.workers.set_node(node.id, node.capacity, agent_id=node.agent_id, now=now)
         known = state.in_flight.nodes() | state.in_flight.known_nodes()
-        await self.recover(sorted(known - {node.id for node in news.nodes}))
+        # This node is here. If its own lease has ended, its next sign of life renews that.
+        alive = {self._node_id, *(node.id for node in news.nodes)}
+        await self.recover(sorted(known - alive))
 
     async def _apply(self, state: DispatchState, epoch: int, planned: list[Planned]) -> None:
         """Have the store apply a plan, and give back what it or a budget refused."""

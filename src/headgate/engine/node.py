@@ -1,8 +1,9 @@
 """The node: this process among those that share a store.
 
-It shows signs of life, stands for election, and fetches what it is told to run. A node has one
-life. If its lease ends, whatever the reason, others may have taken its tasks: it
-drops them, and comes back under a new name.
+It shows signs of life, stands for election, and fetches what it is told to run. While its event
+loop is busy, whoever writes for it renews its leases. A node has one life. If others took its
+tasks, because its lease had ended, it drops them, and comes back under a new name. One that is late
+goes on if nobody did.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import structlog
 from headgate.engine.dispatcher import Dispatcher
 from headgate.engine.task_runner import TaskRunner
 from headgate.errors import StoreError, StoreUnavailableError
-from headgate.storage.store import DISPATCHER, Node, TaskStore
+from headgate.storage.store import DISPATCHER, Life, Node, TaskStore
 
 log = structlog.get_logger("headgate.node")
 
@@ -112,6 +113,7 @@ class NodeLife:
         self._has_orders.clear()
         if not self.node_id:
             await self.begin()
+        self._show_life()
         beat = await self._store.beat(
             self.node_id, capacity=self._capacity, lease_seconds=self._lease_seconds
         )
@@ -134,9 +136,21 @@ class NodeLife:
         """Go, with nothing left behind, so that nobody has to wait for a lease to end."""
         self._dispatcher.step_down()
         self._store.unwatch()
+        self._store.keep_alive(None)
         if self.node_id:
             await self._store.resign(self.node_id)
             await self._store.leave(self.node_id)
+
+    def _show_life(self) -> None:
+        """Have the leases renewed that this loop would renew if it were not busy."""
+        self._store.keep_alive(
+            Life(
+                node_id=self.node_id,
+                lease_seconds=self._lease_seconds,
+                epoch=self._dispatcher.epoch if self._capacity else None,
+                dispatcher_lease_seconds=DISPATCHER_LEASE_SECONDS,
+            )
+        )
 
     async def _run_safely(self) -> None:
         self._asked_at = asyncio.get_running_loop().time()
@@ -152,7 +166,8 @@ class NodeLife:
             self._asked_at = None
 
     async def _come_back(self) -> None:
-        log.warning("the lease of this node has ended; it drops its tasks", node_id=self.node_id)
+        line = "others took the tasks of this node, whose lease had ended; it drops its tasks"
+        log.warning(line, node_id=self.node_id)
         self._dispatcher.step_down()
         self._runner.abandon()
         await self.begin()

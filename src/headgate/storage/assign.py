@@ -31,7 +31,7 @@ def prepare_plans(work: UnitOfWork, plans: Iterable[Plan]) -> set[str]:
     if not lines:
         return set()
     work.load_submissions([line.task_id for line in lines if line.starts])
-    return nodes.lease_ended(work.transaction, {line.node_id for line in lines}, work.now)
+    return nodes.not_alive(work.transaction, {line.node_id for line in lines}, work.now)
 
 
 def assign(work: UnitOfWork, line: Assignment, *, dead: set[str]) -> Assigned | NotAssigned:

@@ -396,7 +396,7 @@ def recover(work: UnitOfWork, task_ids: Sequence[str]) -> list[TaskRow]:
     rows = work.rows(task_ids)
     work.load_ledger((), rows)
     owners = {row.progress.node_id for row in rows if row.progress.node_id is not None}
-    dead = nodes.lease_ended(work.transaction, owners, work.now) if owners else set()
+    dead = nodes.end_lives(work.transaction, owners, work.now) if owners else set()
     changed: dict[str, TaskRow] = {}
     for row in rows:
         if row.progress.node_id is None or row.progress.node_id in dead:

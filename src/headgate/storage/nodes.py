@@ -2,9 +2,10 @@
 
 The lease of a node covers all that it runs; tasks have none of their own.
 
-Rule: a life ends once. When somebody has acted on the end of a lease, or the node itself has asked
-too late, the row is gone, and a node without a row is not alive. So a clock that is set back
-revives nobody, and a process that comes back joins under a new id.
+Rule: a life ends once, when somebody acts on the end of its lease: whoever takes its tasks back
+deletes the row, and a node without a row is not alive. So a clock that is set back revives nobody
+who was acted on, and such a process joins under a new id. A lease that has ended and that nobody
+acted on can be renewed: the node comes late, and has lost nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ _JOIN = (
     " ON CONFLICT (id) DO NOTHING"
 )
 _RENEW = "UPDATE nodes SET capacity = ?, lease_until = ? WHERE id = ? AND lease_until > ?"
+_RENEW_LATE = "UPDATE nodes SET capacity = ?, lease_until = ? WHERE id = ?"
+# It says nothing of capacity, so that one which is leaving goes on leaving.
+_KEEP = "UPDATE nodes SET lease_until = ? WHERE id = ? AND lease_until > ?"
+_KEEP_LATE = "UPDATE nodes SET lease_until = ? WHERE id = ?"
 _LIVE = (
     "SELECT id, capacity, address, lease_until, COALESCE(workers.agent_id, '') FROM nodes"
     " LEFT JOIN workers ON workers.node_id = nodes.id WHERE lease_until > ? ORDER BY id"
@@ -44,8 +49,8 @@ _SERVE = (
     " ON CONFLICT (node_id) DO NOTHING"
 )
 _OFFER = (
-    "SELECT capacity, offered_until FROM nodes JOIN workers ON workers.node_id = nodes.id"
-    " WHERE id = ? AND agent_id = ? AND lease_until > ?"
+    "SELECT capacity, offered_until, lease_until FROM nodes"
+    " JOIN workers ON workers.node_id = nodes.id WHERE id = ? AND agent_id = ?"
 )
 _OTHERS = (
     "SELECT COUNT(*) FROM workers JOIN nodes ON nodes.id = workers.node_id"
@@ -60,7 +65,9 @@ _LEASES = about("SELECT id, lease_until FROM nodes", "id")
 _FORGET_NODES = about("DELETE FROM nodes", "id")
 _FORGET_MESSAGES = about("DELETE FROM messages", "recipient")
 _FORGET_WORKERS = about("DELETE FROM workers", "node_id")
-_GRACE = (
+# Those that were alive when the node that comes late was last heard of.
+_GRACE_NODES = f"UPDATE nodes SET lease_until = ? WHERE NOT {_IS_WORKER} AND lease_until > ?"  # noqa: S608
+_GRACE_WORKERS = (
     "UPDATE nodes SET lease_until = ? + (SELECT workers.lease_seconds FROM workers"  # noqa: S608
     f" WHERE workers.node_id = nodes.id) WHERE {_IS_WORKER}"
     " AND lease_until < ? + (SELECT workers.lease_seconds FROM workers"
@@ -79,17 +86,21 @@ def join_worker(
     transaction: Transaction, worker: Node, *, now: float, lease_seconds: float
 ) -> None:
     """Take up a worker of an agent; `LimitReachedError` if that has as many as may be."""
-    ((others,),) = transaction.read(_OTHERS, (worker.agent_id, worker.id, now))
-    if others >= MAX_WORKERS_PER_AGENT:
-        problem = f"agent {worker.agent_id!r} has {others} workers"
-        problem += "; a worker that claims again says its workerId"
-        raise LimitReachedError(problem)
+    _check_room(transaction, worker.agent_id, worker.id, now)
     lease_until = now + lease_seconds
     transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, lease_until))
     transaction.run(_JOIN, (worker.id, worker.capacity, worker.address, lease_until))
     # A worker that joins sees to the workers: their leases end also where those of nodes do not.
     rows = transaction.read(_LONG_DEAD_WORKERS, (float(FORGOTTEN_AFTER_LEASES), now))
     _forget(transaction, [row[0] for row in rows])
+
+
+def _check_room(transaction: Transaction, agent_id: str, worker_id: str, now: float) -> None:
+    ((others,),) = transaction.read(_OTHERS, (agent_id, worker_id, now))
+    if others >= MAX_WORKERS_PER_AGENT:
+        problem = f"agent {agent_id!r} has {others} workers"
+        problem += "; a worker that claims again says its workerId"
+        raise LimitReachedError(problem)
 
 
 class Offer(NamedTuple):
@@ -100,9 +111,18 @@ class Offer(NamedTuple):
 
 
 def offer_of(transaction: Transaction, worker_id: str, agent_id: str, now: float) -> Offer | None:
-    """Return what a worker of this agent that is alive has offered; None if there is none."""
-    rows = transaction.read(_OFFER, (worker_id, agent_id, now))
-    return Offer(*rows[0]) if rows else None
+    """Return what a worker of this agent has offered; None if nobody knows such a worker.
+
+    One that comes late is known until somebody acts on the end of its lease, or until it was gone
+    for long; it needs room as one that joins does.
+    """
+    rows = transaction.read(_OFFER, (worker_id, agent_id))
+    if not rows:
+        return None
+    capacity, until, lease_until = rows[0]
+    if lease_until <= now:
+        _check_room(transaction, agent_id, worker_id, now)
+    return Offer(capacity, until)
 
 
 def renew_worker(
@@ -125,7 +145,12 @@ def give_grace(transaction: Transaction, now: float) -> None:
     Whoever comes first after an outage does this: workers that went on working have lost nothing.
     """
     if not transaction.read(_ALIVE_NODES, (now,)):
-        transaction.run(_GRACE, (now, now))
+        keep_workers(transaction, now)
+
+
+def keep_workers(transaction: Transaction, now: float) -> None:
+    """Renew the leases of all workers: nobody can hear them."""
+    transaction.run(_GRACE_WORKERS, (now, now))
 
 
 def forget_others(transaction: Transaction, node_id: str) -> None:
@@ -138,12 +163,36 @@ def forget_others(transaction: Transaction, node_id: str) -> None:
 def beat(
     transaction: Transaction, node_id: str, *, capacity: int, now: float, lease_seconds: float
 ) -> Beat:
-    """Renew a lease that has not ended; otherwise the node is not alive, now or later."""
+    """Renew the lease of a node, late if need be, unless somebody has acted on its end."""
     lease_until = now + lease_seconds
-    if transaction.write(_RENEW, (capacity, lease_until, node_id, now)):
-        return Beat(is_alive=True, lease_until=lease_until)
-    _forget(transaction, [node_id])
-    return Beat(is_alive=False, lease_until=0.0)
+    is_alive = transaction.write(_RENEW, (capacity, lease_until, node_id, now))
+    if not is_alive:
+        _give_others_time(transaction, node_id, now=now, lease_seconds=lease_seconds)
+        is_alive = transaction.write(_RENEW_LATE, (capacity, lease_until, node_id))
+    return Beat(is_alive=bool(is_alive), lease_until=lease_until if is_alive else 0.0)
+
+
+def keep(transaction: Transaction, node_id: str, *, now: float, lease_seconds: float) -> None:
+    """Renew the lease of a node whose loop is busy; one that left or was lost stays so."""
+    lease_until = now + lease_seconds
+    if not transaction.write(_KEEP, (lease_until, node_id, now)):
+        _give_others_time(transaction, node_id, now=now, lease_seconds=lease_seconds)
+        transaction.run(_KEEP_LATE, (lease_until, node_id))
+
+
+def _give_others_time(
+    transaction: Transaction, node_id: str, *, now: float, lease_seconds: float
+) -> None:
+    """Renew the leases of others, if a node comes late and nobody at all was in time.
+
+    The store was away, or everything stood still. Whoever is back first must not take the others
+    for lost: they are given the time to come back, too. Those that were gone before stay so.
+    """
+    rows = transaction.read("SELECT lease_until FROM nodes WHERE id = ?", (node_id,))
+    if rows and not transaction.read(_ALIVE_NODES, (now,)):
+        keep_workers(transaction, now)
+        gone_since = rows[0][0] - lease_seconds
+        transaction.run(_GRACE_NODES, (now + lease_seconds, gone_since))
 
 
 def leave(transaction: Transaction, node_id: str) -> None:
@@ -166,11 +215,16 @@ def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
     )
 
 
-def lease_ended(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
-    """Return which of these nodes are not alive, and see to it that they stay so."""
+def not_alive(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
+    """Return which of these nodes are not alive now; one that comes late may be again."""
     asked = set(node_ids)
     rows = transaction.read(_LEASES, list(asked))
-    ended = asked - {node_id for node_id, lease_until in rows if lease_until > now}
+    return asked - {node_id for node_id, lease_until in rows if lease_until > now}
+
+
+def end_lives(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
+    """Return which of these nodes are not alive, and see to it that they stay so."""
+    ended = not_alive(transaction, node_ids, now)
     if ended:
         _forget(transaction, sorted(ended))
     return ended
@@ -200,6 +254,9 @@ _WRITE = (
     " VALUES (1, ?, ?, ?, ?) ON CONFLICT (only_row) DO UPDATE SET node_id = excluded.node_id,"
     " epoch = excluded.epoch, lease_until = excluded.lease_until, address = excluded.address"
 )
+_KEEP_LEADING = (
+    "UPDATE dispatcher SET lease_until = ? WHERE node_id = ? AND epoch = ? AND lease_until > ?"
+)
 # The epoch stays, so that the next one is a new one.
 _RESIGN = "UPDATE dispatcher SET node_id = '', lease_until = 0, address = '' WHERE node_id = ?"
 _DEPOSE = "UPDATE dispatcher SET node_id = '', lease_until = 0, address = '' WHERE node_id <> ?"
@@ -220,6 +277,13 @@ def elect(transaction: Transaction, node_id: str, *, now: float, lease_seconds: 
     row = (elected.node_id, elected.epoch, elected.lease_until, elected.address)
     transaction.run(_WRITE, row)
     return elected
+
+
+def keep_leading(
+    transaction: Transaction, node_id: str, epoch: int, *, now: float, lease_seconds: float
+) -> None:
+    """Renew the lease of a dispatcher whose loop is busy; one that is over is not begun again."""
+    transaction.run(_KEEP_LEADING, (now + lease_seconds, node_id, epoch, now))
 
 
 def resign(transaction: Transaction, node_id: str) -> None:

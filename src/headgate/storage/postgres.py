@@ -550,6 +550,7 @@ class PostgresTaskStore(SqlTaskStore):
         starter: ChildStarter | None = None,
     ) -> None:
         self._listener = PostgresListener(url, CHANNEL)
+        self._comparing: asyncio.Future[None] | None = None
         tables = PostgresTables(clock=clock, keeps_ledger=keeps_ledger)
         writer: Writer
         if starter is not None:
@@ -574,11 +575,13 @@ class PostgresTaskStore(SqlTaskStore):
     async def close(self) -> None:
         """Finish what was asked for, then let go of everything."""
         self.unwatch()
+        if self._comparing is not None:
+            self._comparing.cancel()
         await super().close()
 
     async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
         """Renew the lease of a node and of everything that it runs."""
-        await self._set_clock()
+        self._set_clock_soon()
         return await super().beat(node_id, capacity=capacity, lease_seconds=lease_seconds)
 
     def watch(self, recipient: str, callback: Callable[[], None]) -> None:
@@ -591,6 +594,21 @@ class PostgresTaskStore(SqlTaskStore):
             self._listener.close()
         else:
             self._listener.unwatch(recipient)
+
+    def _set_clock_soon(self) -> None:
+        """Compare the clocks, if that is due; no sign of life waits behind the questions of others.
+
+        Leases are judged by the clock of whoever writes, which compares its own.
+        """
+        if self._comparing is None and self.tables.is_clock_due():
+            self._comparing = asyncio.ensure_future(self._set_clock())
+            self._comparing.add_done_callback(self._compared)
+
+    def _compared(self, comparing: asyncio.Future[None]) -> None:
+        self._comparing = None
+        # A server that cannot be asked is asked again with the next sign of life.
+        if not comparing.cancelled():
+            comparing.exception()
 
     async def _set_clock(self) -> None:
         # Where another process writes, its clock is not this one.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -61,6 +61,7 @@ from headgate.storage.store import (
     Expiration,
     KeyedAnswer,
     KeyedSubmit,
+    Life,
     News,
     NewTask,
     Node,
@@ -80,7 +81,7 @@ from headgate.storage.submit import Keys, new_tasks, submit_keyed, submit_task
 from headgate.storage.transaction import Access, Result, Transaction
 from headgate.storage.unit_of_work import RowCache, TaskRow, UnitOfWork
 from headgate.storage.workers import WorkerSteps
-from headgate.storage.writer import Batch, Step, StepAnswer, Writer
+from headgate.storage.writer import Batch, StandingOrder, Step, StepAnswer, Writer
 from headgate.storage.zones import zone
 
 # One batch of steps: whatever callers asked for at the same time, in one transaction.
@@ -314,6 +315,22 @@ def _tables_here() -> TaskTables:
 
 
 ENDLESS_SECONDS = 100 * 365 * 86_400.0
+
+KEPT_PER_LEASE = 3
+"""How often a lease is renewed while the loop that should do it is busy."""
+
+SILENT_LEASES = 6
+"""For how many leases a loop may show nothing until its own are not renewed any more.
+
+One that is busy with requests shows itself between them. One that hangs for good is given up after
+this time and one lease more: a minute and ten seconds for a node at the default, 21 seconds for the
+dispatcher.
+"""
+
+SOLE_LEASE_SECONDS = 15.0
+"""What stands for a lease where one process has the store to itself, and renews those of workers.
+A third of it is longer than that process ever waits between two signs."""
+
 MAX_MESSAGES = 10_000
 
 
@@ -438,6 +455,33 @@ class SqlTaskStore(WorkerSteps):
         """Renew the lease of a node and of everything that it runs."""
         return await self._run_first(partial(_beat, node_id, capacity, self._lease(lease_seconds)))
 
+    def keep_alive(self, life: Life | None) -> None:
+        """Have leases renewed while this loop is busy, until it has been silent for too long."""
+        if life is None:
+            self.writer.keep(())
+        elif self.is_shared:
+            self.writer.keep([*self._kept_leases(life)])
+        else:
+            # Its own lease does not end, but those of its workers do, and nobody else hears them.
+            self.writer.keep([self._standing(_keep_workers, SOLE_LEASE_SECONDS)])
+
+    def _kept_leases(self, life: Life) -> Iterator[StandingOrder]:
+        seconds = life.lease_seconds
+        yield self._standing(partial(_keep, life.node_id, seconds), seconds)
+        if life.epoch is not None:
+            seconds = life.dispatcher_lease_seconds
+            leading = partial(_keep_leading, life.node_id, life.epoch, seconds)
+            yield self._standing(leading, seconds)
+
+    def _standing(
+        self, operation: Callable[[Transaction, float], None], lease_seconds: float
+    ) -> StandingOrder:
+        return StandingOrder(
+            operation=partial(self.tables.run, operation),
+            every_seconds=lease_seconds / KEPT_PER_LEASE,
+            longest_seconds=lease_seconds * SILENT_LEASES,
+        )
+
     async def leave(self, node_id: str) -> None:
         """Take a node out that runs nothing any more."""
         await self.run(partial(_leave, node_id))
@@ -556,6 +600,20 @@ def _beat(
     return nodes.beat(tasks, node_id, capacity=capacity, now=now, lease_seconds=lease_seconds)
 
 
+def _keep(node_id: str, lease_seconds: float, tasks: Transaction, now: float) -> None:
+    nodes.keep(tasks, node_id, now=now, lease_seconds=lease_seconds)
+
+
+def _keep_leading(
+    node_id: str, epoch: int, lease_seconds: float, tasks: Transaction, now: float
+) -> None:
+    nodes.keep_leading(tasks, node_id, epoch, now=now, lease_seconds=lease_seconds)
+
+
+def _keep_workers(tasks: Transaction, now: float) -> None:
+    nodes.keep_workers(tasks, now)
+
+
 def _leave(node_id: str, tasks: Transaction, _now: float) -> None:
     nodes.leave(tasks, node_id)
 
@@ -603,7 +661,7 @@ def _news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
 
 
 def _collect(node_id: str, seen: int, work: UnitOfWork) -> tuple[Collected, int]:
-    if nodes.lease_ended(work.transaction, [node_id], work.now):
+    if nodes.not_alive(work.transaction, [node_id], work.now):
         return Collected(), seen
     received = _take(work, node_id, seen)
     return collect(work, node_id, received), received[-1].seq if received else seen

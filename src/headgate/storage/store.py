@@ -350,6 +350,15 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True):
     lease_until: float
 
 
+class Life(msgspec.Struct, frozen=True, kw_only=True):
+    """What is renewed for a node while its loop is busy; `epoch` is None unless it dispatches."""
+
+    node_id: str
+    lease_seconds: float
+    epoch: int | None = None
+    dispatcher_lease_seconds: float = 0.0
+
+
 class Collected(msgspec.Struct, frozen=True, kw_only=True):
     """What a node was told: tasks that it now runs, and those of its tasks to be cancelled."""
 
@@ -480,7 +489,16 @@ class TaskStore(Protocol):
         """
 
     async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
-        """Renew the lease of a node and of everything that it runs."""
+        """Renew the lease of a node and of everything that it runs.
+
+        A lease that has ended is renewed as well, unless somebody has acted on its end.
+        """
+
+    def keep_alive(self, life: Life | None) -> None:
+        """Have leases renewed also while this loop is busy; None ends that.
+
+        Each call is a sign of the loop. Where it gives none for too long, nothing is renewed.
+        """
 
     async def leave(self, node_id: str) -> None:
         """Take a node out that runs nothing any more."""

@@ -77,16 +77,12 @@ def _capacity(visit: Visit, before: nodes.Offer, now: float) -> int:
 
 
 def _admit(work: UnitOfWork, visit: Visit) -> nodes.Offer | None:
-    """Return what a worker has offered until now, None if it is not alive."""
+    """Return what a worker has offered until now, None if it is not known any more."""
     transaction = work.transaction
     if visit.joins:
         worker = Node(id=visit.worker_id, capacity=visit.capacity or 0, agent_id=visit.agent_id)
         nodes.join_worker(transaction, worker, now=work.now, lease_seconds=visit.lease_seconds)
-    before = nodes.offer_of(transaction, visit.worker_id, visit.agent_id, work.now)
-    if before is None:
-        # A life ends once, also where it ends unseen.
-        nodes.lease_ended(transaction, [visit.worker_id], work.now)
-    return before
+    return nodes.offer_of(transaction, visit.worker_id, visit.agent_id, work.now)
 
 
 def _held(work: UnitOfWork, worker_id: str) -> list[TaskRow]:

@@ -8,7 +8,8 @@ and then answers all of them. Nobody waits for a batch to fill up: it fills whil
 it is being committed.
 
 What renews a lease goes first. However many calls are queued, it is in the next transaction;
-otherwise a node under load would lose its lease, and with it all that it runs.
+otherwise a node under load would lose its lease, and with it all that it runs. And it is repeated
+here while the event loop that should ask for it is busy with something else.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +36,7 @@ from functools import partial
 from importlib import import_module
 from io import BytesIO
 from itertools import groupby
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -170,6 +173,60 @@ def _fail(jobs: Sequence[Job], error: BaseException) -> None:
         job.fail(error)
 
 
+# Standing orders: what is repeated here while the event loop that gave them is busy.
+#
+# A loop that is held up, by requests or by a call that keeps the interpreter, cannot renew leases.
+# So it leaves the order to do so with its writer, anew with each sign of life that it gives. While
+# those come in time nothing is repeated. Rule: a loop that gives no sign for `longest_seconds`, or
+# whose process was stopped, is not spoken for.
+
+
+class StandingOrder(NamedTuple):
+    """An operation to be repeated; nobody is told what came of it."""
+
+    operation: Callable[[Transaction], object]
+    every_seconds: float
+    longest_seconds: float
+
+
+class _Kept:
+    """A standing order, when the loop that gave it was last heard, and when it is due."""
+
+    __slots__ = ("due_at", "ends_at", "order")
+
+    def __init__(self, order: StandingOrder, now: float) -> None:
+        self.order = order
+        self.due_at = now + order.every_seconds
+        self.ends_at = now + order.longest_seconds
+
+
+class OrderBook:
+    """The standing orders of one event loop, kept by whoever writes for it."""
+
+    def __init__(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
+        self._is_stopped = is_stopped
+        # Another thread may replace them at any moment, all at once.
+        self._kept: tuple[_Kept, ...] = ()
+
+    def take(self, orders: Sequence[StandingOrder]) -> None:
+        """Replace all orders; this is a sign of the loop."""
+        now = time.monotonic()
+        self._kept = tuple([_Kept(order, now) for order in orders])
+
+    def seconds_left(self) -> float | None:
+        """Return how long nothing is due; None if nothing will be before the loop is heard."""
+        times = [one.due_at for one in self._kept if one.due_at <= one.ends_at]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def due(self) -> list[Job]:
+        """Return what is to be done now, and count it as done."""
+        now = time.monotonic()
+        due = [one for one in self._kept if one.due_at <= min(now, one.ends_at)]
+        for one in due:
+            one.due_at = now + one.order.every_seconds
+        return [] if due and self._is_stopped() else [Job(one.order.operation) for one in due]
+
+
 # Jobs that somebody in an event loop waits for, and how they are answered.
 
 
@@ -195,6 +252,9 @@ class Writer(Protocol):
         self, batch: Batch[Request, Answer], request: Request
     ) -> asyncio.Future[Answer]:
         """Hand a request to its batch function together with those beside it."""
+
+    def keep(self, orders: Sequence[StandingOrder]) -> None:
+        """Repeat these and no others while this loop is busy; each call is a sign of it."""
 
 
 class Awaited(Job):
@@ -256,6 +316,7 @@ class GroupCommitWriter:
         self._close_seconds = close_seconds
         self._queue: SimpleQueue[Awaited | _Wake | None] = SimpleQueue()
         self._first: deque[Awaited] = deque()
+        self._orders = OrderBook()
         self._thread: threading.Thread | None = None
         self._left_behind: threading.Thread | None = None
         # Nothing may be queued behind the mark that ends the thread: it would wait for ever.
@@ -273,7 +334,7 @@ class GroupCommitWriter:
             problem = "the database has not answered since the last close; try again later"
             raise LedgerUnavailableError(problem)
         if self._thread is None:
-            self._queue = SimpleQueue()
+            self._queue, self._orders = SimpleQueue(), OrderBook()
             self._thread = threading.Thread(
                 target=self._run, args=(self._queue,), name="headgate-writer", daemon=True
             )
@@ -305,6 +366,11 @@ class GroupCommitWriter:
         """Hand a request to its batch function together with those beside it."""
         return self._enqueue(Awaited(request, batch))
 
+    def keep(self, orders: Sequence[StandingOrder]) -> None:
+        """Repeat these and no others while this loop is busy; each call is a sign of it."""
+        self._orders.take(orders)
+        self._queue.put(_Wake.FIRST)
+
     def _enqueue(self, job: Awaited) -> asyncio.Future[Any]:
         with self._closing:
             self._refuse_unless_open()
@@ -332,13 +398,17 @@ class GroupCommitWriter:
         is_last = False
         while not is_last:
             jobs, is_last = self._take(queue)
-            if jobs:
-                perform(self._database, jobs)
+            due = self._orders.due()
+            if due or jobs:
+                perform(self._database, [*due, *jobs])
                 answer(jobs)
         self._database.close()
 
     def _take(self, queue: SimpleQueue[Awaited | _Wake | None]) -> tuple[list[Awaited], bool]:
-        job = queue.get()
+        try:
+            job = queue.get(timeout=self._orders.seconds_left())
+        except Empty:
+            return [], False
         jobs = self._take_first()
         while job is not None:
             if isinstance(job, Awaited) and not job.future.cancelled():
@@ -433,6 +503,9 @@ class InlineWriter:
     ) -> asyncio.Future[Answer]:
         """Hand a request to its batch function together with those beside it."""
         return self._enqueue(Awaited(request, batch), len(self._queue))
+
+    def keep(self, orders: Sequence[StandingOrder]) -> None:
+        """Repeat nothing: while the loop is busy nothing is written here."""
 
     def _enqueue(self, job: Awaited, place: int) -> asyncio.Future[Any]:
         if not self._is_open:
@@ -672,10 +745,11 @@ class ChildStarter:
 # Frames on a stream between two processes of this program: a length, then as many bytes.
 #
 # Both ends are ours, so a frame is taken as it comes; how large one becomes is for the sender. One
-# that begins with a zero byte, as no job or answer does, is why a process ends.
+# that begins with a zero byte, as no job or answer does, is why a process ends; to the process, it
+# has standing orders.
 
 RECEIVE_BYTES = 2**18
-LAST_WORDS = b"\0"
+LAST_WORDS = STANDING = b"\0"
 
 _LENGTH = struct.Struct("<I")
 
@@ -1057,6 +1131,12 @@ class ProcessWriter:
         """Hand a request to its batch function together with those beside it."""
         return self._enqueue(Awaited(request, batch), self._waiting)
 
+    def keep(self, orders: Sequence[StandingOrder]) -> None:
+        """Repeat these and no others while this loop is busy; each call is a sign of it."""
+        # A process that is started anew hears of them with the next sign.
+        if self._line is not None:
+            self._line.keep(orders)
+
     def _enqueue(self, job: Awaited, queue: deque[Awaited]) -> asyncio.Future[Any]:
         self._refuse_unless_open(job)
         most = MAX_FIRST if queue is self._first else self._max_queued
@@ -1217,6 +1297,12 @@ class _Line:
         self.frames.append(jobs)
         self._write(framed(payload))
 
+    def keep(self, orders: Sequence[StandingOrder]) -> None:
+        """Send standing orders, which are not answered."""
+        # One that does not read what it was sent is told once it does.
+        if not self._unsent:
+            self._write(framed(STANDING + pickle.dumps(tuple(orders))))
+
     def _write(self, frame: bytes) -> None:
         if self._unsent:
             self._unsent += frame
@@ -1295,6 +1381,7 @@ def _fail_all(jobs: deque[Awaited], error: Exception) -> None:
 # more. It has no log: what it fails of, it tells its parent, which has one.
 
 _SET_DEATH_SIGNAL = 1
+_STOPPED = (b"T", b"t")
 
 
 class _Inbox:
@@ -1305,9 +1392,13 @@ class _Inbox:
         self._frames = Frames()
         self._waiting: deque[bytes] = deque()
 
-    def next(self) -> bytes | None:
-        """Wait for the next frame; None if no more will come."""
+    def next(self, seconds: float | None = None) -> bytes | None:
+        """Wait for the next frame, for so long; None if no more will come.
+
+        Like a socket, it raises `TimeoutError`, or without any time `BlockingIOError`.
+        """
         while not self._waiting:
+            self._connection.settimeout(seconds)
             piece = self._connection.recv(RECEIVE_BYTES)
             if not piece:
                 return None
@@ -1316,15 +1407,10 @@ class _Inbox:
 
     def next_if_here(self) -> bytes | None:
         """Return the next frame if it has come already."""
-        while not self._waiting:
-            try:
-                piece = self._connection.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return None
-            if not piece:
-                return None
-            self._waiting.extend(self._frames.feed(piece))
-        return self._waiting.popleft()
+        try:
+            return self.next(0.0)
+        except (BlockingIOError, TimeoutError):
+            return None
 
 
 def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
@@ -1340,7 +1426,7 @@ def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
         order = inbox.next()
         if order is not None:
             recipe: Recipe = pickle.loads(order)  # noqa: S301
-            _serve(connection, inbox, recipe())
+            _serve(connection, inbox, recipe(), parent)
     except ConnectionError:
         # The parent is gone, and nobody is left to be told.
         return
@@ -1352,25 +1438,60 @@ def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _serve(connection: socket.socket, inbox: _Inbox, setup: WriterSetup) -> None:
+def _serve(connection: socket.socket, inbox: _Inbox, setup: WriterSetup, parent: int) -> None:
     _tune_interpreter()
+    book = OrderBook(partial(_is_stopped, parent))
     try:
-        while jobs := _take(inbox, setup):
-            perform(setup.database, jobs)
-            connection.sendall(framed(setup.wire.pack_answers(jobs)))
+        while (jobs := _take(inbox, setup, book)) is not None:
+            due = book.due()
+            if due or jobs:
+                perform(setup.database, [*due, *jobs])
+            if jobs:
+                _send(connection, framed(setup.wire.pack_answers(jobs)), setup.database, book)
     finally:
         setup.database.close()
 
 
-def _take(inbox: _Inbox, setup: WriterSetup) -> list[Job]:
+def _take(inbox: _Inbox, setup: WriterSetup, book: OrderBook) -> list[Job] | None:
+    """Return what has come, nothing when a standing order is due, None at the end."""
     jobs: list[Job] = []
-    frame = inbox.next()
+    try:
+        frame = inbox.next(book.seconds_left())
+    except (BlockingIOError, TimeoutError):
+        return jobs
+    if frame is None:
+        return None
     while frame is not None:
-        jobs += setup.wire.unpack(frame)
+        if frame.startswith(STANDING):
+            book.take(pickle.loads(frame[len(STANDING) :]))  # noqa: S301
+        else:
+            jobs += setup.wire.unpack(frame)
         if len(jobs) >= MAX_BATCH:
             break
         frame = inbox.next_if_here()
     return jobs
+
+
+def _send(connection: socket.socket, frame: bytes, database: Database, book: OrderBook) -> None:
+    """Send answers; a parent that is too busy to read them is kept alive meanwhile."""
+    left = memoryview(frame)
+    while left:
+        connection.settimeout(book.seconds_left())
+        try:
+            left = left[connection.send(left) :]
+        except (BlockingIOError, TimeoutError):
+            if due := book.due():
+                perform(database, due)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell whether a process was stopped, as by a signal or a debugger; only Linux says so."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    # The name of the program stands before the state, in brackets, and may hold anything.
+    return status.rpartition(b")")[2].split()[0] in _STOPPED
 
 
 def _belong_to(parent: int) -> None:
