@@ -15,6 +15,7 @@ from headgate.api import auth
 from headgate.api.app import ROUTES
 from headgate.api.auth import Authenticator, is_loopback
 from headgate.api.callers import LOCAL, Caller, Permission
+from headgate.core.task import TaskStatus
 from headgate.errors import StoreUnavailableError
 from headgate.storage.tokens import Bounds
 from headgate.testing import VirtualClock
@@ -322,6 +323,44 @@ def test_a_priority_is_as_urgent_as_the_token_allows() -> None:
     urgent = door.token("submit", "read", bounds=Bounds(least_priority=-5))
     task_id = door.post("/tasks", TASK, urgent).json["taskId"]
     assert door.get(f"/tasks/{task_id}", urgent).json["priority"] == 0
+
+
+OTHERS = {"scopes": ["team:others"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "bounds", "is_taken"),
+    [
+        ({}, Bounds(project_id="default"), True),
+        (OTHERS, Bounds(), True),
+        (OTHERS, Bounds(least_priority=5), True),
+        (OTHERS, Bounds(project_id="default"), False),
+        (OTHERS, Bounds(agent_id="a"), False),
+        ({"scopes": ["team:others/agent:a"]}, Bounds(agent_id="a"), True),
+    ],
+)
+def test_a_retry_charges_what_its_caller_may_charge(
+    fields: dict[str, object], bounds: Bounds, is_taken: bool
+) -> None:
+    door = Door()
+    task_id = door.post("/tasks", TASK | fields | {"projectId": "default"}).json["taskId"]
+    door.client.engine.set_state(task_id, TaskStatus.FAILED)
+    answer = door.post(f"/tasks/{task_id}/retry", {}, door.token("submit", bounds=bounds))
+    assert answer.status == (202 if is_taken else 403)
+    if not is_taken:
+        assert answer.problem["details"] == {"field": "scopes"}
+
+
+def test_an_agent_tries_again_for_itself_what_it_took_and_as_urgent_as_it_may() -> None:
+    door = Door()
+    open_task = {"projectId": "default", "action": "x", "priority": -9}
+    task_id = door.post("/tasks", open_task).json["taskId"]
+    door.client.engine.set_state(task_id, TaskStatus.DONE, agent_id="a")
+    token = door.token("submit", "read", bounds=Bounds(agent_id="a", least_priority=-2))
+    again = door.post(f"/tasks/{task_id}/retry", {}, token)
+    assert again.status == 202
+    shown = door.get(f"/tasks/{again.json['taskId']}", token).json
+    assert (shown["agentId"], shown["priority"]) == ("a", -2)
 
 
 def test_what_belongs_to_others_is_not_there_for_a_bound_caller() -> None:

@@ -297,10 +297,11 @@ def test_the_time_of_an_attempt_is_kept_and_goes_with_a_retry(seconds: float) ->
 @pytest.mark.parametrize(("usd", "micro_usd"), [("0.07", 70_000), (0.07, 70_000), (0, 0)])
 def test_a_fixed_cost_is_kept_and_goes_with_a_retry(usd: float | str, micro_usd: int) -> None:
     judge = submission_parser()
-    draft = judge.read_task(json.dumps(LEAST | {"costUsd": usd}).encode(), now=NOW)
+    body = json.dumps(LEAST | {"costUsd": usd}).encode()
+    draft = judge.read_task(body, now=NOW, is_trusted=True)
     assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (micro_usd, None)
     record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
-    assert judge.again(record, now=NOW).terms.cost_micro_usd == micro_usd
+    assert judge.again(record, now=NOW, is_trusted=True).terms.cost_micro_usd == micro_usd
     assert snapshot_of(record).cost_usd == micro_usd / 1e6
 
 
@@ -319,8 +320,51 @@ def test_a_cost_that_cannot_be_held_is_refused(given: dict[str, object], problem
 
 def test_tokens_may_be_estimated_beside_a_fixed_cost() -> None:
     body = LEAST | {"costUsd": 1, "estimate": {"tokens": 5}}
-    task, terms, _ = submission_parser().read_task(json.dumps(body).encode(), now=NOW)
+    judge = submission_parser()
+    task, terms, _ = judge.read_task(json.dumps(body).encode(), now=NOW, is_trusted=True)
     assert (task.estimate_tokens, terms.cost_micro_usd) == (5, 1_000_000)
+
+
+CLAIMED = LEAST | {"costUsd": 1, "weight": 0, "estimate": {"tokens": 5}}
+
+
+def test_what_a_token_states_without_admin_is_a_claim_and_its_cost_an_estimate() -> None:
+    judge = submission_parser()
+    batch = json.dumps({"agentId": "a", "tasks": [CLAIMED]}).encode()
+    for draft in (
+        judge.read_task(json.dumps(CLAIMED).encode(), now=NOW),
+        judge.read_batch(batch, now=NOW).entries[0],
+    ):
+        assert isinstance(draft, Draft)
+        assert draft.task.has_claims
+        assert not draft.task.has_usd_estimate
+        assert (draft.terms.cost_micro_usd, draft.terms.estimate_micro_usd) == (None, 1_000_000)
+
+
+def test_a_target_that_trusts_costs_has_them_from_anybody() -> None:
+    judge = SubmissionParser(targets={"x": None}, default_target="x", cost_targets=("x",))
+    task, terms, _ = judge.read_task(json.dumps(CLAIMED).encode(), now=NOW)
+    assert (task.has_claims, task.has_usd_estimate) == (True, True)
+    assert (terms.cost_micro_usd, terms.estimate_micro_usd) == (1_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "has_claims", "cost"),
+    [
+        (True, True, False, 1_000_000),
+        (True, False, True, None),
+        (False, True, True, None),
+        (False, False, True, None),
+    ],
+)
+def test_a_retry_is_trusted_where_both_of_its_senders_are(
+    first: bool, second: bool, has_claims: bool, cost: int | None
+) -> None:
+    judge = submission_parser()
+    draft = judge.read_task(json.dumps(CLAIMED).encode(), now=NOW, is_trusted=first)
+    record = TaskRecord(task=draft.task, terms=draft.terms, submission=draft.submission)
+    again = judge.again(record, now=NOW, is_trusted=second)
+    assert (again.task.has_claims, again.terms.cost_micro_usd) == (has_claims, cost)
 
 
 def test_a_target_must_be_named_where_none_is_the_default() -> None:

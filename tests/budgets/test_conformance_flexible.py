@@ -134,6 +134,38 @@ async def test_a_probe_takes_what_is_left_and_waits_below_a_hundredth(
             assert answer.micro_usd == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [(1, 500_000), (500_001, 500_001), (5_000_000, 5_000_000), (5_000_001, None)],
+)
+async def test_a_probe_holds_no_less_than_what_is_asked_for(
+    tracker_factory: TrackerFactory, asked: int, expected: int | None
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "5.00")
+        answer = await tracker.ledger.reserve(request("a", micro_usd=asked))
+        if expected is None:
+            assert isinstance(answer, Refused)
+            assert (answer.requested, answer.may_clear) == (asked, False)
+        else:
+            assert isinstance(answer, Reservation)
+            assert answer.micro_usd == expected
+            assert (await refused(tracker, request("b", micro_usd=asked))).scope == SESSION
+        unlimited = request("c", micro_usd=asked, scope="session:other")
+        assert (await held(tracker, unlimited)).micro_usd == asked
+
+
+async def test_an_exact_amount_may_be_bounded_in_number(tracker_factory: TrackerFactory) -> None:
+    bounded = Flexible(kind="p/t/", micro_usd_at_once=2)
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "5.00")
+        for name in ("a", "b"):
+            assert (await held(tracker, request(name, bounded, micro_usd=7))).micro_usd == 7
+        answer = await refused(tracker, request("c", bounded, micro_usd=7))
+        assert (answer.kind, answer.live) == ("p/t/", 2)
+        await assert_ledger_is_right(tracker)
+
+
 async def test_without_a_limit_a_probe_holds_nothing_and_many_run(
     tracker_factory: TrackerFactory,
 ) -> None:

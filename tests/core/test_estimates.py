@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from headgate.core.budgets.ledger import HoldRule, Unit
 from headgate.core.estimates import (
     FEW_SAMPLES,
+    NOTHING,
     PROBE,
     SILENT_AFTER,
     Basis,
@@ -22,6 +24,7 @@ from headgate.core.estimates import (
     Reserve,
     Sample,
     Sketch,
+    claimed,
     configured,
 )
 from headgate.core.estimates import given as given_estimate
@@ -278,3 +281,60 @@ def test_kinds_have_texts_of_their_own() -> None:
         Kind("a%2Fb", "c"),
     ]
     assert len({kind.text for kind in kinds}) == len(kinds)
+
+
+# Claims: an estimate of somebody whose word is not taken as given.
+
+MANY = [10_000] * 30 + [90_000] * 10
+
+
+@pytest.mark.parametrize(
+    ("samples", "default", "said", "expected"),
+    [
+        # Nothing is known: a probe, of no less than what is claimed, alone.
+        ((), None, 0, (Basis.PROBE, 0, 1)),
+        ((), None, 70_000, (Basis.PROBE, 70_000, 1)),
+        # The default of the target is the least.
+        ((), 50_000, 0, (Basis.CONFIGURED, 50_000, 0)),
+        ((), 50_000, 70_000, (Basis.CLAIMED, 70_000, 0)),
+        # Few costs: down to their median, and no more at once than without the claim.
+        ((10_000, 10_000, 90_000), None, 0, (Basis.LEARNED, 10_000, 6)),
+        ((10_000, 10_000, 90_000), None, 70_000, (Basis.LEARNED, 70_000, 6)),
+        ((10_000, 10_000, 90_000), None, 200_000, (Basis.CLAIMED, 200_000, 6)),
+        ((10_000, 10_000, 90_000), 50_000, 0, (Basis.LEARNED, 50_000, 0)),
+        # Many: down to their median, beside any default.
+        (MANY, None, 0, (Basis.LEARNED, 10_000, 0)),
+        (MANY, 50_000, 0, (Basis.LEARNED, 10_000, 0)),
+        (MANY, None, 60_000, (Basis.LEARNED, 60_000, 0)),
+        (MANY, None, 500_000, (Basis.CLAIMED, 500_000, 0)),
+    ],
+)
+def test_a_claim_raises_what_is_held_and_lowers_it_to_the_median(
+    samples: Sequence[int], default: int | None, said: int, expected: tuple[Basis, int, int]
+) -> None:
+    hold = learned_from(*samples).hold(
+        KIND, micro_usd=claimed(said), tokens=NOTHING, default_micro_usd=configured(default)
+    )
+    found = hold.micro_usd
+    basis, amount, at_once = expected
+    assert (found.basis, found.at_once, found.claimed) == (basis, at_once, said)
+    assert amount <= found.amount <= 1.06 * amount
+    is_fixed = basis in (Basis.CLAIMED, Basis.CONFIGURED) and not at_once
+    assert (hold.flexible is None) == is_fixed
+
+
+def test_a_claim_for_an_action_that_nobody_has_seen_lowers_nothing() -> None:
+    estimates = learned_from(*MANY, kind=KIND)
+    new = Kind("alpha", "agent", "new")
+    without = estimates.hold(new, micro_usd=None, tokens=NOTHING).micro_usd
+    found = estimates.hold(new, micro_usd=claimed(0), tokens=NOTHING).micro_usd
+    assert (found.amount, found.at_once) == (without.amount, 1)
+    assert found.amount >= 90_000
+
+
+def test_a_claim_for_work_that_never_reports_is_held_as_it_is() -> None:
+    estimates = Estimates()
+    for _ in range(SILENT_AFTER):
+        estimates.feed(KIND, Sample(is_done=True, probed=(Unit.MICRO_USD,)))
+    found = estimates.hold(KIND, micro_usd=claimed(5), tokens=NOTHING).micro_usd
+    assert (found.basis, found.amount) == (Basis.CLAIMED, 5)

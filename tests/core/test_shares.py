@@ -7,16 +7,23 @@ that reports no tokens.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate import Agent, AssignAction, Project, Task
+from headgate.core.dispatch_state import DispatchSettings, DispatchState
+from headgate.core.lifecycle import Usage, share_of
 from headgate.core.snapshot import LanePolicy, SchedulerState
+from headgate.core.task import Progress, TaskRecord, TaskStatus, Terms
 from headgate.testing.fleet import SimulatedFleet, Workload
 from snapshots import agents, snapshot
 
@@ -271,3 +278,69 @@ def test_the_same_seed_gives_the_same_day() -> None:
         return run(SimulatedFleet(workloads, agents(4), service_options(), seed=7), 2_000)
 
     assert day() == day()
+
+
+# Claims: what a task says whose submitter is not trusted. Two equal projects, the dispatch state of
+# the service, virtual time. One says nothing; the other says whatever it likes.
+
+CLAIMED_GRANTS = 1_000
+CLAIMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "weight": st.floats(0, 1) | st.sampled_from([1.0, 5.0]),
+        "estimate_tokens": st.integers(0, 2_000),
+        "priority": st.integers(-1_000, 0),
+    },
+)
+TERMS = st.builds(
+    Terms,
+    estimate_micro_usd=st.none() | st.integers(0, 10**6),
+    action=st.sampled_from(["", "a", "b", "c"]),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(CLAIMS, TERMS), min_size=1, max_size=4),
+    st.sampled_from([None, 0, 500, 3_000]),
+    st.floats(0.2, 3.0),
+)
+def test_no_claim_takes_the_share_of_an_equal_project(
+    said: list[tuple[dict[str, Any], Terms]], measured: int | None, seconds: float
+) -> None:
+    state = DispatchState(
+        DispatchSettings(
+            projects=(project("honest"), project("hostile")),
+            agents=(Agent(id="any", capacity=10),),
+            max_inflight=10,
+        )
+    )
+    state.in_flight.set_node("n", 10)
+    names = (f"t{number}" for number in itertools.count())
+
+    def queue(name: str) -> None:
+        number = len(grants)
+        fields, terms = said[number % len(said)] if name == "hostile" else ({}, Terms())
+        task = Task(id=next(names), project_id=name, created_at=now, has_claims=True, **fields)
+        state.observe(TaskRecord(task=task, terms=terms), now)
+
+    now, grants = 1_767_225_600.0, Counter[str]()
+    for name in ("honest", "hostile"):
+        for _ in range(20):
+            queue(name)
+    while grants.total() < CLAIMED_GRANTS:
+        planned = state.plan(now, most=100)
+        for one in planned:
+            grants[one.task.project_id] += 1
+            queue(one.task.project_id)
+        now += seconds
+        for one in planned:
+            cost = Usage(tokens=measured)
+            started = Progress(attempt=one.attempt, share_tokens=one.share_tokens)
+            tokens = share_of(started, cost, seconds=seconds, is_done=True)
+            progress = msgspec.structs.replace(
+                started, share_tokens=tokens, reported_tokens=measured
+            )
+            done = msgspec.structs.replace(one.task, status=TaskStatus.DONE)
+            state.observe(TaskRecord(task=done, terms=one.terms, progress=progress), now)
+    assert grants["honest"] >= 0.475 * grants.total()

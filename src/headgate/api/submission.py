@@ -474,6 +474,26 @@ def check_scopes(task: Task, bounds: Bounds) -> None:
             raise _forbidden("scopes", f"the token is not for the budget '{scope}'")
 
 
+def _bound(task: Task, bounds: Bounds) -> Task:
+    """Return a task that is to be sent again as its sender may send it, or refuse it.
+
+    Whoever sends a task may leave out its agent and its priority, and then gets its own; so an
+    agent that took an open task sends it for itself, and a task that was more urgent than it may
+    ask for is as urgent as that.
+    """
+    if bounds is UNBOUND:
+        return task
+    least = bounds.least_priority
+    bound = msgspec.structs.replace(
+        task,
+        agent_id=_bound_name("agentId", task.agent_id, bounds.agent_id),
+        project_id=_bound_name("projectId", task.project_id, bounds.project_id) or "",
+        priority=task.priority if least is None else max(task.priority, least),
+    )
+    check_scopes(bound, bounds)
+    return bound
+
+
 def _bound_name(field: str, given: str | None, bound: str | None) -> str | None:
     if bound is None or not given or given == bound:
         return bound or given
@@ -538,7 +558,10 @@ class SubmissionParser:
     `target_providers` those that name a provider instead to that, and `agent_targets` agents to the
     target of those of their tasks that name none. `slots` maps the name of each slot that is
     configured to its provider. `check_url` says what is wrong with an address that is to be told
-    of the end of a task.
+    of the end of a task. At the targets in `cost_targets` anybody may state what a task costs.
+
+    What a submitter states who is not trusted is a claim. The task keeps that for good, and a cost
+    becomes an estimate: what the work itself reports is booked.
     """
 
     def __init__(
@@ -550,6 +573,7 @@ class SubmissionParser:
         agent_targets: Mapping[str, str] | None = None,
         target_providers: Mapping[str, str] | None = None,
         slots: Mapping[str, str] | None = None,
+        cost_targets: Iterable[str] = (),
         defaults: Defaults | None = None,
         draining: Draining = NOTHING_DRAINS,
         check_url: Callable[[str], str | None] | None = None,
@@ -561,6 +585,7 @@ class SubmissionParser:
         self._agent_targets = dict(agent_targets or {})
         self._target_providers = dict(target_providers or {})
         self._slots = dict(slots or {})
+        self._cost_targets = frozenset(cost_targets)
         self._defaults = defaults or Defaults()
         self._default_terms = Terms(
             max_attempts=self._defaults.max_attempts, attempt_seconds=self._defaults.attempt_seconds
@@ -586,6 +611,9 @@ class SubmissionParser:
                 if target.provider is not None
             },
             slots={name: slot.provider for name, slot in settings.slots.items()},
+            cost_targets=[
+                name for name, target in settings.all_targets.items() if target.trusts_cost
+            ],
             defaults=Defaults(
                 deadline_seconds=scheduler.default_deadline_seconds,
                 attempt_seconds=scheduler.attempt_timeout_seconds,
@@ -603,14 +631,18 @@ class SubmissionParser:
         """Tell whether there is such a project."""
         return project_id in self._scopes
 
-    def read_task(self, body: bytes, *, now: float, bounds: Bounds = UNBOUND) -> Draft:
+    def read_task(
+        self, body: bytes, *, now: float, bounds: Bounds = UNBOUND, is_trusted: bool = False
+    ) -> Draft:
         """Return the task of a request, or raise `InvalidTaskError`.
 
-        `bounds` are those of whoever sends it.
+        `bounds` are those of whoever sends it, and what one that `is_trusted` states is given.
         """
-        return self._draft(self._bodies.task(body), now, bounds)
+        return self._draft(self._bodies.task(body), now, bounds, is_trusted=is_trusted)
 
-    def read_batch(self, body: bytes, *, now: float, bounds: Bounds = UNBOUND) -> Batch:
+    def read_batch(
+        self, body: bytes, *, now: float, bounds: Bounds = UNBOUND, is_trusted: bool = False
+    ) -> Batch:
         """Return the tasks of a request; raise `InvalidTaskError` if it is wrong as a whole."""
         batch = self._bodies.batch(body)
         bind(batch, bounds)
@@ -621,29 +653,41 @@ class SubmissionParser:
         if len(tasks) > MAX_BATCH:
             message = f"a batch has at most {MAX_BATCH} tasks, not {len(tasks)}"
             raise InvalidTaskError("batch_too_large", "tasks", message)
-        return Batch([self._entry(raw, batch, now, bounds) for raw in tasks])
+        entries = [self._entry(raw, batch, now, bounds, is_trusted=is_trusted) for raw in tasks]
+        return Batch(entries)
 
     def _entry(
-        self, raw: msgspec.Raw, batch: BatchBody, now: float, bounds: Bounds
+        self, raw: msgspec.Raw, batch: BatchBody, now: float, bounds: Bounds, *, is_trusted: bool
     ) -> Draft | InvalidTaskError:
         try:
             body = self._bodies.task(raw)
             body.agent_id = body.agent_id or batch.agent_id
             body.project_id = body.project_id or batch.project_id
             body.callback_url = body.callback_url or batch.callback_url
-            return self._draft(body, now, bounds)
+            return self._draft(body, now, bounds, is_trusted=is_trusted)
         except InvalidTaskError as error:
             return error
 
-    def _draft(self, body: TaskBody, now: float, bounds: Bounds) -> Draft:
+    def _draft(self, body: TaskBody, now: float, bounds: Bounds, *, is_trusted: bool) -> Draft:
         if bounds is not UNBOUND:
             bind(body, bounds)
         _require_agent(body.agent_id, body.project_id)
         submission = _submission(body)
-        task = self._task(body, now)
+        draft = Draft(self._task(body, now), self._terms(body), submission)
         if bounds is not UNBOUND:
-            check_scopes(task, bounds)
-        return Draft(task, self._terms(body), submission)
+            check_scopes(draft.task, bounds)
+        return draft if is_trusted else self._claimed(draft)
+
+    def _claimed(self, draft: Draft) -> Draft:
+        """Return a task whose numbers are what somebody claims."""
+        task, terms = draft.task, draft.terms
+        is_fixed = terms.cost_micro_usd is not None and task.target in self._cost_targets
+        if terms.cost_micro_usd is not None and not is_fixed:
+            terms = msgspec.structs.replace(
+                terms, estimate_micro_usd=terms.cost_micro_usd, cost_micro_usd=None
+            )
+        task = msgspec.structs.replace(task, has_claims=True, has_usd_estimate=is_fixed)
+        return draft._replace(task=task, terms=terms)
 
     def _task(self, body: TaskBody, now: float) -> Task:
         project_id = body.project_id or DEFAULT_PROJECT
@@ -719,12 +763,20 @@ class SubmissionParser:
                 message = f"{noun} '{excerpt(name or '')}' is draining and takes no new tasks"
                 raise InvalidTaskError("draining", field, message)
 
-    def again(self, record: TaskRecord, *, now: float) -> Draft:
+    def again(
+        self,
+        record: TaskRecord,
+        *,
+        now: float,
+        bounds: Bounds = UNBOUND,
+        is_trusted: bool = False,
+    ) -> Draft:
         """Return a task that ended as a new one, with its whole time before it.
 
-        It is judged as if it were sent today. What it depended on has ended with it.
+        It is judged as if whoever tries it again had sent it today. Its numbers are given where
+        both of them are trusted. What it depended on has ended with it.
         """
-        task = record.task
+        task = _bound(record.task, bounds)
         own, target = self._own_scope(task.project_id), self._target(task.target, task.agent_id)
         if self._draining:
             self._check_taken(task.project_id, task.agent_id, target)
@@ -744,8 +796,14 @@ class SubmissionParser:
             provider=provider,
             has_usd_estimate=task.has_usd_estimate,
         )
-        terms = msgspec.structs.replace(record.terms, depends_on=())
-        return Draft(new, terms, msgspec.structs.replace(record.submission, retry_of=task.id))
+        url = record.terms.callback_url
+        terms = msgspec.structs.replace(
+            record.terms,
+            depends_on=(),
+            callback_url=None if url is None else self._callback_url(url),
+        )
+        draft = Draft(new, terms, msgspec.structs.replace(record.submission, retry_of=task.id))
+        return self._claimed(draft) if task.has_claims or not is_trusted else draft
 
     def _deadline(self, text: str | None, now: float, not_before: float | None) -> float | None:
         if text:

@@ -136,7 +136,10 @@ def _idempotency_key(request: Request, kind: bytes, body: bytes) -> SubmitKey | 
 async def _parse_task(api: Api, request: Request, body: bytes) -> Parsed:
     try:
         draft = api.submission_parser.read_task(
-            body, now=api.engine.now(), bounds=request.caller.bounds
+            body,
+            now=api.engine.now(),
+            bounds=request.caller.bounds,
+            is_trusted=request.caller.is_trusted,
         )
     except InvalidTaskError as error:
         return error
@@ -147,7 +150,10 @@ async def _parse_task(api: Api, request: Request, body: bytes) -> Parsed:
 async def _parse_batch(api: Api, request: Request, body: bytes) -> list[Parsed]:
     """Return the tasks of a batch; raise `InvalidTaskError` if it is wrong as a whole."""
     batch = api.submission_parser.read_batch(
-        body, now=api.engine.now(), bounds=request.caller.bounds
+        body,
+        now=api.engine.now(),
+        bounds=request.caller.bounds,
+        is_trusted=request.caller.is_trusted,
     )
     return await _checked_parents(api, request.caller, _traced(api, request, batch.entries))
 
@@ -643,11 +649,9 @@ def _seconds(at: datetime | None, field: str) -> float | None:
 
 
 def _again(api: Api, caller: Caller, ended: TaskRecord) -> Draft:
-    draft = api.submission_parser.again(ended, now=api.engine.now())
-    least = caller.least_priority
-    if least is None or draft.task.priority >= least:
-        return draft
-    return draft._replace(task=msgspec.structs.replace(draft.task, priority=least))
+    return api.submission_parser.again(
+        ended, now=api.engine.now(), bounds=caller.bounds, is_trusted=caller.is_trusted
+    )
 
 
 def _detail(body: TaskFilterBody, answer: msgspec.Struct) -> Detail:
@@ -658,6 +662,7 @@ def _detail(body: TaskFilterBody, answer: msgspec.Struct) -> Detail:
 
 RETRY_ERRORS = (
     "conflict",
+    "forbidden",
     "draining",
     "unknown_project",
     "unknown_target",

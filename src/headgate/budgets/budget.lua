@@ -388,8 +388,8 @@ local function hold_in(limit, used, reserved, rule, asked, most_seen)
   if rule == 'exact' then return asked <= left and asked or nil end
   local least = max(1, ceil(limit / LEAST_SHARE))
   if rule == 'probe' then
-    if left < least then return nil end
-    return min(ceil(limit / PROBE_SHARE), left, MOST_HELD)
+    if left < max(least, asked) then return nil end
+    return max(asked, min(ceil(limit / PROBE_SHARE), left, MOST_HELD))
   end
   local guard = min(most_seen, ceil(limit / GUARD_SHARE))
   if left >= (reserved == 0 and max(asked, guard) or asked + 2 * guard) then return asked end
@@ -438,9 +438,7 @@ local function flexible_amounts(charges, usd, tokens, flexible)
       end
     end
   end
-  for unit = 1, 2 do
-    most[unit] = most[unit] or (flexible[unit] == 'probe' and 0 or asked[unit])
-  end
+  for unit = 1, 2 do most[unit] = most[unit] or asked[unit] end
   return { most[1], most[2], kind }
 end
 

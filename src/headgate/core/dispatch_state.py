@@ -34,6 +34,7 @@ from headgate.core.estimates import (
     Kind,
     Learned,
     Reserve,
+    claimed,
     configured,
     given,
 )
@@ -142,9 +143,13 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return what an attempt at a task has to hold."""
         task, terms = waiting.task, waiting.terms
         target = task.target or ""
-        said = terms.estimate_micro_usd if terms.cost_micro_usd is None else terms.cost_micro_usd
-        micro_usd = None if said is None else given(said)
-        tokens = None if task.estimate_tokens is None else given(task.estimate_tokens)
+        said, cost = terms.estimate_micro_usd, terms.cost_micro_usd
+        state = claimed if task.has_claims else given
+        micro_usd = None if said is None else state(said)
+        if cost is not None:
+            # It is booked as well, so whoever let it be stated has taken it as given.
+            micro_usd = given(cost)
+        tokens = None if task.estimate_tokens is None else state(task.estimate_tokens)
         if target in self.free_targets:
             return Hold(micro_usd=micro_usd or NOTHING, tokens=tokens or NOTHING)
         defaults = self.target_estimates.get(target, NO_ESTIMATE)
@@ -1347,7 +1352,7 @@ class DispatchState:
             # Who waits for a node with free capacity has not left, though it is not asked now.
             if not self.index.offers.are_nodes_shut:
                 self._forgive(self.state(now, max_started=room), now)
-            decided = Round(self.index, self.state(now, max_started=room))
+            decided = Round(self.index, self.state(now, max_started=room), self._share_tokens)
             chosen = zip(decided.run(), decided.choices, strict=True)
             accepted = [one for pair in chosen if (one := self._plan_attempt(*pair, now))]
             planned += accepted
@@ -1443,7 +1448,7 @@ class DispatchState:
         waiting = self.waiting[action.task_id]
         task, terms = waiting.task, waiting.terms
         hold = self._hold(waiting)
-        share = tokens_charged(task, self.settings.default_tokens)
+        share = self._share_tokens(task)
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
         tokens = hold.tokens.amount if is_known else share
         slot = task.slot
@@ -1488,6 +1493,14 @@ class DispatchState:
             slot=None if task.provider is None else slot,
             choice=choice,
         )
+
+    def _share_tokens(self, task: Task) -> int:
+        """Return what an attempt at a waiting task counts in the share of its project."""
+        learned = 0
+        if task.has_claims:
+            kind = kind_of(task, self.waiting[task.id].terms)
+            learned = self.estimates.median(kind, Unit.TOKENS)
+        return tokens_charged(task, self.settings.default_tokens, learned=learned)
 
     def _give_back_permit(self, agent_id: str, now: float) -> None:
         self.index.give_back_permit(agent_id)

@@ -8,6 +8,10 @@ fed to it; an assumed cost would only repeat the estimate that it came from.
 `Estimates.hold` says what an attempt is to hold, unit by unit, in this order: the estimate that it
 came with; a learned quantile; the default of its target; and where none of these is known a probe,
 whose amount the ledger works out from the limits that it finds.
+
+An estimate may also be a claim, of somebody whose word is not taken as given. It raises what is
+held, and lowers it to no less than the median of its kind; what bounds work of which little is
+known bounds it as well.
 """
 
 from __future__ import annotations
@@ -101,6 +105,7 @@ class Basis(FastEnum):
     CONFIGURED = "configured"
     PROBE = "probe"
     SILENT = "silent"
+    CLAIMED = "claimed"
 
 
 class Reserve(FastEnum):
@@ -243,7 +248,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `most` is the most that this kind of work has cost, and `samples` how many costs it was learned
     from. At most so many `at_once` may be in flight; 0 is no such bound. One that `is_others` was
-    learned from other work of its target.
+    learned from other work of its target. `claimed` is what a submitter said of it whose word is
+    not taken as given.
     """
 
     basis: Basis
@@ -253,6 +259,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     quantile: float = 0.0
     at_once: int = 0
     is_others: bool = False
+    claimed: int | None = None
 
     def sentence(self, held: int, unit: Unit) -> str:
         """Say what is held and why: `held $0.031, 95% of 412 like it cost less`."""
@@ -267,6 +274,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def _said(self, held: str) -> str:
         match self.basis:
+            case Basis.LEARNED if self.amount == self.claimed:
+                return f"{held}, the estimate that it came with"
             case Basis.LEARNED if self.quantile:
                 return f"{held}, {100 * self.quantile:g}% of {self.samples} like it cost less"
             case Basis.LEARNED:
@@ -308,7 +317,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """What the ledger may work out by itself; None where both amounts are fixed."""
         usd = _RULES.get(self.micro_usd.basis, HoldRule.EXACT)
         tokens = _RULES.get(self.tokens.basis, HoldRule.EXACT)
-        if usd is HoldRule.EXACT and tokens is HoldRule.EXACT:
+        is_bounded = self.micro_usd.at_once or self.tokens.at_once
+        if usd is HoldRule.EXACT and tokens is HoldRule.EXACT and not is_bounded:
             return None
         return Flexible(
             micro_usd=usd,
@@ -355,6 +365,11 @@ def kept_hold(hold: Hold | None, *, tokens: int, micro_usd: int) -> Hold | None:
 def given(amount: int) -> Estimate:
     """Return the estimate that an attempt came with."""
     return Estimate(basis=Basis.GIVEN, amount=amount)
+
+
+def claimed(amount: int) -> Estimate:
+    """Return the estimate that an attempt came with, from somebody who may be wrong on purpose."""
+    return Estimate(basis=Basis.CLAIMED, amount=amount, claimed=amount)
 
 
 def configured(amount: int | None) -> Estimate | None:
@@ -418,15 +433,24 @@ class Estimates:
         quantile: float = DEFAULT_QUANTILE,
         reserve: Reserve = Reserve.EXPECTED,
     ) -> Hold:
-        """Return what an attempt at a kind of work is to hold; None is what nobody gave."""
+        """Return what an attempt at a kind of work is to hold; None is what nobody gave.
+
+        A claim counts beside what would be held without it.
+        """
         units = (
             (Unit.MICRO_USD, micro_usd, default_micro_usd),
             (Unit.TOKENS, tokens, default_tokens),
         )
-        found = [
-            self._unknown(kind, unit, default, quantile, reserve) if said is None else said
-            for unit, said, default in units
-        ]
+        found: list[Estimate] = []
+        for unit, said, default in units:
+            if said is not None and said.basis is not Basis.CLAIMED:
+                found.append(said)
+                continue
+            without = self._unknown(kind, unit, default, quantile, reserve)
+            if said is not None:
+                least = self._least(without, kind, unit, default)
+                without = _beside_claim(without, said.amount, least)
+            found.append(without)
         is_probe = any(one.basis is Basis.PROBE for one in found)
         counted = Kind(kind.project_id, kind.name) if is_probe else kind
         return Hold(micro_usd=found[0], tokens=found[1], kind=counted.text)
@@ -444,6 +468,35 @@ class Estimates:
                 found = self._from(level, kind, learned.sketch(unit), unit, quantile, reserve)
                 return found if default is None else _beside_default(found, default)
         return PROBE if default is None else default
+
+    def _least(self, without: Estimate, kind: Kind, unit: Unit, default: Estimate | None) -> int:
+        """Return the least that is held of a kind, whatever somebody claims.
+
+        It is the median, unless there is none of its own, or so few costs that a target's default
+        still counts beside them.
+        """
+        is_strange = without.is_others and self._actions.get(kind[:2], 0) < FEW_SAMPLES
+        if without.basis is not Basis.LEARNED or is_strange:
+            return without.amount
+        least = self.median(kind, unit)
+        if default is not None and without.samples < FEW_SAMPLES:
+            least = max(least, default.amount)
+        return min(least, without.amount)
+
+    def median(self, kind: Kind, unit: Unit) -> int:
+        """Return what half of the work of a kind does not exceed; 0 where nothing is known."""
+        for level in kind.levels():
+            learned = self.get(level)
+            if learned is None or not learned.sketch(unit).is_known:
+                continue
+            known = self._found.setdefault(level, {})
+            estimate = known.get((unit,))
+            if estimate is None:
+                half = learned.sketch(unit).quantile(0.5)
+                estimate = Estimate(basis=Basis.LEARNED, amount=min(half, _CEILINGS[unit]))
+                known[(unit,)] = estimate
+            return estimate.amount
+        return 0
 
     def _from(
         self, level: Kind, kind: Kind, sketch: Sketch, unit: Unit, quantile: float, reserve: Reserve
@@ -476,6 +529,23 @@ class Estimates:
         left = self._actions.pop(kind[:2], 0) - bool(kind.action)
         if left > 0:
             self._actions[kind[:2]] = left
+
+
+def _beside_claim(without: Estimate, said: int, least: int) -> Estimate:
+    """Return what is held for a claim, beside what would be held without it.
+
+    How many may be in flight of what is little known depends on no claim: whoever claims a little
+    more than the first one cost would otherwise have all others start at once.
+    """
+    if without.basis is Basis.PROBE:
+        return msgspec.structs.replace(without, amount=said, claimed=said)
+    if said > without.amount:
+        return msgspec.structs.replace(
+            without, basis=Basis.CLAIMED, amount=said, claimed=said, quantile=0.0
+        )
+    amount = max(said, least)
+    quantile = without.quantile if amount == without.amount else 0.5
+    return msgspec.structs.replace(without, amount=amount, claimed=said, quantile=quantile)
 
 
 def _beside_default(found: Estimate, default: Estimate) -> Estimate:

@@ -67,10 +67,11 @@ def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
     The fifth is who may pull them, the last are the units for which nobody gave an estimate.
     """
     puller = (task.agent_id or "") if task.target in pull_targets else None
+    has_tokens = task.estimate_tokens is not None and not task.has_claims
     if task.has_usd_estimate:
-        unknown = _NONE if task.estimate_tokens is not None else _TOKENS
+        unknown = _NONE if has_tokens else _TOKENS
     else:
-        unknown = _DOLLARS if task.estimate_tokens is not None else _BOTH
+        unknown = _DOLLARS if has_tokens else _BOTH
     return (task.project_id, task.target, task.slot, task.scopes, puller, task.provider, unknown)
 
 

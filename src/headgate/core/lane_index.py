@@ -369,7 +369,9 @@ class Lane:
         stock = self._stock.get(gate)
         if stock is None:
             stock = self._stock[gate] = [0, 0]
-        depth_micro = step * to_micro_weight(task.weight) if self._oldest is not None else 0
+        # A lane of more weight goes first, so nobody makes its own heavier by a claim.
+        weight = min(1.0, task.weight) if task.has_claims else task.weight
+        depth_micro = step * to_micro_weight(weight) if self._oldest is not None else 0
         stock[0] += step
         stock[1] += depth_micro
         self.size += step

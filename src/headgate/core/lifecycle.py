@@ -233,6 +233,34 @@ def cost_of(outcome: Outcome, *, reserved_tokens: int, reserved_micro_usd: int) 
     )
 
 
+FULL_CHARGE_SECONDS = 1.0
+"""From so long on a failure that used nothing counts as a whole task in the share of its project.
+
+It had a permit meanwhile. What a target refuses at once counts less, or one that is down for an
+hour would cost its project the share of a day.
+"""
+
+
+def share_of(
+    progress: Progress, cost: Usage, *, seconds: float, is_done: bool, is_claim: bool = False
+) -> int:
+    """Return what an attempt that ran counts in the share of its project, once it has ended.
+
+    What was measured replaces what it was charged at its start. A success that used no tokens, and
+    what a tenant merely claims, lower nothing: they had a permit all the same.
+    """
+    charged = progress.share_tokens
+    if cost.tokens is None:
+        return charged
+    if is_claim:
+        return max(charged, cost.tokens)
+    if cost.tokens or not charged:
+        return cost.tokens
+    if is_done:
+        return charged
+    return math.ceil(charged * min(1.0, max(0.0, seconds) / FULL_CHARGE_SECONDS))
+
+
 def _known(used: int | None, *, most: int) -> int | None:
     """Return a figure; one that a ledger would refuse counts as unknown."""
     return None if used is None or not 0 <= used <= most else used

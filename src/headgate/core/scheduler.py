@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from headgate.core.fair_share import ShareOrder, Turn, forgiven_lag, set_targets, total_tokens
 from headgate.core.lane_index import AgentPermits, Lane, LaneIndex
@@ -60,12 +60,19 @@ class Round:
     Without a lane policy the agents are asked in their order, and each takes from the project whose
     turn it is: plain fair share. With one, the project comes first, then its lane by the policy,
     then the agent of that lane. The state has the projects and their usage; tasks, agents, gates
-    and the history of lanes are in the index.
+    and the history of lanes are in the index. `charge` says what a task counts in the share of its
+    project, where more is known of it than itself says.
     """
 
-    def __init__(self, index: LaneIndex, state: SchedulerState) -> None:
+    def __init__(
+        self,
+        index: LaneIndex,
+        state: SchedulerState,
+        charge: Callable[[Task], int] | None = None,
+    ) -> None:
         self.index = index
         self.state = state
+        self._charge = charge
         self.actions: list[AssignAction] = []
         self.choices: list[Choice] = []
         self.turns = eligible_turns(index, state)
@@ -153,7 +160,9 @@ class Round:
             turn.guaranteed = 1
         tokens = 0
         if self.state.charge_in_round:
-            tokens = tokens_charged(task, self.state.default_tokens)
+            charge = self._charge
+            default = self.state.default_tokens
+            tokens = tokens_charged(task, default) if charge is None else charge(task)
         self.global_used += tokens
         self.order.charge(turn, tokens)
 

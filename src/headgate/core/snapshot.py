@@ -190,12 +190,16 @@ class SchedulerState:
     worker_permits: dict[str, int] = field(default_factory=dict)
 
 
-def tokens_charged(task: Task, default_tokens: int) -> int:
+def tokens_charged(task: Task, default_tokens: int, *, learned: int = 0) -> int:
     """Return what the task counts as: its estimate, or its weight where tokens are unknown.
 
     Work that reports no tokens must still count, or two projects of it would never be fair; and
-    nothing is free, or a project of free work would take every grant.
+    nothing is free, or a project of free work would take every grant. So what a task merely claims
+    counts for no less than a task that says nothing, nor than what is `learned` of its kind.
     """
+    if task.has_claims:
+        least = math.ceil(max(1.0, task.weight) * default_tokens)
+        return max(least, learned, task.estimate_tokens or 0)
     if task.estimate_tokens is not None:
         return max(1, task.estimate_tokens)
     return max(1, math.ceil(task.weight * default_tokens))

@@ -38,7 +38,9 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `agent_id` None leaves the task open to any agent of the project. A lower `priority` goes
     first. `weight` is a proxy for cost, used where no tokens are known. A `provider` leaves open
     which of its slots the task uses, unless it names a `slot`. Times are Unix seconds; a tick is
-    one unit of work completed. What it holds in dollars is known with `has_usd_estimate`.
+    one unit of work completed. What it holds in dollars is known with `has_usd_estimate`. One that
+    `has_claims` came from somebody whose word is not taken as given: its weight and its estimate
+    may raise what it holds and counts, and lower it no further than what is known of its kind.
     """
 
     id: str = ""
@@ -57,6 +59,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     slot: str | None = None
     provider: str | None = None
     has_usd_estimate: bool = False
+    has_claims: bool = False
 
 
 TRANSITIONS: dict[TaskStatus, dict[TaskStatus, str]] = {

@@ -1,7 +1,8 @@
 """Targets as the configuration writes them: where tasks are executed, and within which bounds.
 
 `book_failures` says whether a failure that reports no figures books the estimate of its task; left
-out, it does, except for the 5xx of a model API.
+out, it does, except for the 5xx of a model API. With `trusts_cost` anybody who submits a task may
+state what it costs; otherwise only an operator may, and from anybody else it is an estimate.
 
 A target is a table with a `kind`. These types only say what may be written; what a target means is
 checked when its executor is built, which needs no network and runs nothing.
@@ -66,6 +67,7 @@ class HttpTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    trusts_cost: bool = False
     estimate_usd: Dollars | None = None
     estimate_tokens: TokenCount | None = None
     default: bool = False
@@ -91,6 +93,7 @@ class CommandTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    trusts_cost: bool = False
     estimate_usd: Dollars | None = None
     estimate_tokens: TokenCount | None = None
     default: bool = False
@@ -113,6 +116,7 @@ class CallableTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    trusts_cost: bool = False
     estimate_usd: Dollars | None = None
     estimate_tokens: TokenCount | None = None
     default: bool = False
@@ -132,6 +136,7 @@ class PullTarget(
     slot: str | None = None
     provider: str | None = None
     book_failures: bool | None = None
+    trusts_cost: bool = False
     estimate_usd: Dollars | None = None
     estimate_tokens: TokenCount | None = None
     default: bool = False

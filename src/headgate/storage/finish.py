@@ -25,6 +25,7 @@ from headgate.core.lifecycle import (
     TryAgain,
     Usage,
     next_step,
+    share_of,
     timed_out,
 )
 from headgate.core.task import (
@@ -82,7 +83,12 @@ class Booked(NamedTuple):
 
 
 def free_permit(
-    work: UnitOfWork, row: TaskRow, cost: Usage, *, is_done: bool, tenant: Tenant | None = None
+    work: UnitOfWork,
+    row: TaskRow,
+    step: Finish | TryAgain,
+    cost: Usage,
+    *,
+    tenant: Tenant | None = None,
 ) -> Booked:
     """Free the permit of an attempt, book what it cost, and return that.
 
@@ -90,9 +96,14 @@ def free_permit(
     a success of which nothing was known before, and of which nothing is known now, costs nothing.
     """
     old = row.progress
+    is_done = isinstance(step, Finish) and step.status is TaskStatus.DONE
     booked = _booked(old, cost, is_done=is_done)
     tokens, micro_usd = booked.tokens, booked.micro_usd
     share_tokens = old.share_tokens if cost.tokens is None else cost.tokens
+    if _has_worked(row, step):
+        seconds = work.now - (old.started_at or work.now)
+        is_claim = tenant is not None
+        share_tokens = share_of(old, cost, seconds=seconds, is_done=is_done, is_claim=is_claim)
     work.counters.fly(row.agent_id, row.project_id, -1)
     work.counters.count(TICK)
     if share_tokens or micro_usd:
@@ -126,6 +137,18 @@ def free_permit(
     return booked
 
 
+def _has_worked(row: TaskRow, step: Finish | TryAgain) -> bool:
+    """Tell whether an attempt had its permit for work, and not only for a provider's refusal.
+
+    That a provider refused is known of what runs here; a worker may say so of anything.
+    """
+    if row.status is not TaskStatus.RUNNING:
+        return False
+    if isinstance(step, Finish) or is_worker(row.progress.node_id):
+        return True
+    return step.rate_limit_hits == row.progress.rate_limit_hits
+
+
 def _is_overrun(progress: Progress) -> bool:
     """Tell whether an attempt that ended has used more than was held for it."""
     tokens, micro_usd = progress.reported_tokens or 0, progress.reported_micro_usd or 0
@@ -139,8 +162,11 @@ def _booked(progress: Progress, cost: Usage, *, is_done: bool) -> Booked:
         is_probed.update(dict.fromkeys(hold.probed, True))
     # A model that was named has used something, though nobody knows its price.
     has_model = cost.model is not None
-    assumed_tokens = progress.reserved_tokens if not is_probed[Unit.TOKENS] else 0
-    assumed_usd = progress.reserved_micro_usd if has_model or not is_probed[Unit.MICRO_USD] else 0
+    assumed_tokens, assumed_usd = progress.reserved_tokens, progress.reserved_micro_usd
+    if hold is not None and is_probed[Unit.TOKENS]:
+        assumed_tokens = min(assumed_tokens, hold.tokens.claimed or 0)
+    if hold is not None and is_probed[Unit.MICRO_USD] and not has_model:
+        assumed_usd = min(assumed_usd, hold.micro_usd.claimed or 0)
     tokens = assumed_tokens if cost.tokens is None else cost.tokens
     micro_usd = assumed_usd if cost.micro_usd is None else cost.micro_usd
     return Booked(
@@ -293,8 +319,7 @@ def conclude(
 
     A task that somebody wants cancelled is not tried again. A cost may be what a tenant claims.
     """
-    is_done = isinstance(step, Finish) and step.status is TaskStatus.DONE
-    booked = free_permit(work, row, cost, is_done=is_done, tenant=tenant)
+    booked = free_permit(work, row, step, cost, tenant=tenant)
     work.counters.use(
         (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),

@@ -98,7 +98,8 @@ class TargetSteps:
 
     def draft(self, step: Step, request: TargetRequest, now: float) -> Draft:
         """Return the task of a step as the service would take it, or raise `InvalidTaskError`."""
-        return self._parser.read_task(_body(step, request, self._agent_id), now=now)
+        body = _body(step, request, self._agent_id)
+        return self._parser.read_task(body, now=now, is_trusted=True)
 
     def _checked(self, step: Step, work: TargetWork) -> str:
         """Return the target of a step, or say why it cannot be used here."""

@@ -83,7 +83,8 @@ class HoldRule(FastEnum):
 
     A learned one has a margin, and may shrink to what is left as long as the dearest of its kind
     fits; one whose kind is dearer than the limit holds all that is left, alone. The amount of a
-    probe is worked out from the limits, since nobody knows what the work costs.
+    probe is worked out from the limits, since nobody knows what the work costs; it is no less than
+    what is asked for.
     """
 
     EXACT = "exact"
@@ -322,13 +323,9 @@ def amounts_to_hold(
         at_once = flexible.at_once(unit)
         if at_once and live >= at_once:
             return _too_many(account, unit, most[unit], flexible.kind, live, now)
-    usd = most.get(Unit.MICRO_USD, _unlimited(request.micro_usd, flexible.micro_usd))
-    tokens = most.get(Unit.TOKENS, _unlimited(request.tokens, flexible.tokens))
+    usd = most.get(Unit.MICRO_USD, request.micro_usd)
+    tokens = most.get(Unit.TOKENS, request.tokens)
     return MicroUsd(usd), Tokens(tokens)
-
-
-def _unlimited(amount: int, rule: HoldRule) -> int:
-    return 0 if rule is HoldRule.PROBE else amount
 
 
 def _hold_in(
@@ -350,9 +347,10 @@ def _hold_in(
     # Limits and amounts are whole numbers, and shares of them are rounded up.
     least = max(1, -(-limit // LEAST_SHARE))
     if rule is HoldRule.PROBE:
+        least = max(least, asked)
         if left < least:
             return _refused(account, now, unit=unit, limit=limit, requested=least)
-        return min(-(-limit // PROBE_SHARE), left, MAX_RESERVATION_MICRO_USD)
+        return max(asked, min(-(-limit // PROBE_SHARE), left, MAX_RESERVATION_MICRO_USD))
     most = flexible.most(unit)
     guard = min(most, -(-limit // GUARD_SHARE))
     if left >= (asked + 2 * guard if reserved else max(asked, guard)):
