@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -20,6 +23,7 @@ from headgate.api.submission import (
     Defaults,
     SubmissionParser,
 )
+from headgate.core import text
 from headgate.core.task import (
     MAX_ATTEMPT_SECONDS,
     MAX_ATTEMPTS,
@@ -31,6 +35,7 @@ from headgate.core.task import (
     TaskStatus,
 )
 from headgate.core.task_view import snapshot_of
+from headgate.core.text import SLICE_BYTES, Steps, at_once
 from headgate.errors import InvalidScopeError, InvalidTaskError
 
 NOW = 1_800_000_000.0
@@ -598,3 +603,119 @@ def test_a_task_whose_slot_left_the_file_cannot_be_done_again() -> None:
     with pytest.raises(InvalidTaskError) as caught:
         without.again(record, now=NOW)
     assert (caught.value.code, caught.value.field) == ("unknown_slot", "slot")
+
+
+MEGABYTE = 1024 * 1024 - 400
+LARGE: dict[str, bytes] = {
+    "lists of lists": b"[" + b",".join([b"["  * 60 + b"]" * 60] * (MEGABYTE // 121)) + b"]",
+    "empty lists": b"[" + b"[]," * (MEGABYTE // 3) + b"[]]",
+    "empty objects": b"[" + b"{}," * (MEGABYTE // 3) + b"{}]",
+    "ones": b"[" + b"1," * (MEGABYTE // 2) + b"1]",
+    "small numbers": b"[" + b"1.2345678901234567e-300," * (MEGABYTE // 24) + b"1]",
+    "large numbers": b"[" + b"1e100," * (MEGABYTE // 6) + b"1]",
+    "empty strings": b"[[]" + b',""' * (MEGABYTE // 3) + b"]",
+    "brackets in a string": b'["' + b"[" * MEGABYTE + b'"]',
+    "escaped quotes": b'["' + b'\\"[' * (MEGABYTE // 3) + b'"]',
+    "backslashes": b'["' + b"\\\\" * (MEGABYTE // 2) + b'",[]]',
+    "keys": b"{" + b",".join(b'"%x":1' % n for n in range(MEGABYTE // 10)) + b"}",
+}  # fmt: skip
+
+
+def longest_step(steps: Steps[Any]) -> tuple[int, float]:
+    """Return how many steps there were, and the processor time of the longest."""
+    count, longest = 0, 0.0
+    while True:
+        began = time.process_time()
+        is_over = next(steps, steps) is steps
+        longest = max(longest, time.process_time() - began)
+        count += 1
+        if is_over:
+            return count, longest
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_megabyte_of_any_json_is_judged_in_short_steps(name: str) -> None:
+    """To decode one took up to 400 ms, in which nobody else was served."""
+    body = b'{"agentId": "a", "input": ' + LARGE[name] + b"}"
+    count, longest = longest_step(INTAKE.task_steps(body, now=NOW))
+    # What has many brackets goes in slices; most else is looked over once, which is fast.
+    if name in {"lists of lists", "empty lists", "empty objects", "large numbers"}:
+        assert count > MEGABYTE // SLICE_BYTES
+    assert longest < 0.1, f"a step took {longest * 1000:.0f} ms"
+    assert bytes(INTAKE.read_task(body, now=NOW).submission.input) == LARGE[name]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (b"[" * 64 + b"]" * 64, "deeper than 64 levels"),
+        (b"[" * 500_000, "nested too deeply"),
+        (b"1e309", "out of range"),
+        (b"-1E+0400", "out of range"),
+        (b"9" * 5_000, "out of range"),
+        (b"9" * 100_000, "too many digits"),
+        (b'"\xff"', "decode byte 0xff"),
+    ],
+)
+def test_large_json_that_some_reader_could_not_read_is_refused(value: bytes, problem: str) -> None:
+    for filler in (b"x" * 70_000, b'\\"[[' * 20_000, b"\\\\" * 40_000):
+        given = b'["%b", %b]' % (filler, value)
+        error = refused(b'{"agentId": "a", "action": "x", "input": ' + given + b"}")
+        assert problem in str(error)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@settings(deadline=None)
+@given(
+    values=st.lists(json_values, min_size=1, max_size=5),
+    depth=st.integers(min_value=0, max_value=8),
+    slice_bytes=st.integers(min_value=1, max_value=64),
+    levels=st.integers(min_value=1, max_value=8),
+    is_ascii=st.booleans(),
+)
+def test_json_is_judged_in_slices_as_it_is_when_it_is_decoded(
+    values: list[Any], depth: int, slice_bytes: int, levels: int, is_ascii: bool
+) -> None:
+    written = json.dumps([*values, 1e200], ensure_ascii=is_ascii).encode("utf-8", "surrogatepass")
+    sent = b"[" * depth + written + b"]" * depth
+
+    def judged(decoded_bytes: int) -> str:
+        with (
+            patch.object(text, "DECODED_BYTES", decoded_bytes),
+            patch.object(text, "SLICE_BYTES", slice_bytes),
+        ):
+            try:
+                at_once(text.json_steps(sent, levels=levels))
+            except UnicodeDecodeError:
+                return "text"
+            except text.DeepJsonError as error:
+                return str(error)
+        return ""
+
+    try:
+        msgspec.json.decode(sent, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return
+    assert judged(0) == judged(len(sent))
+
+
+PILES: list[tuple[str, bytes, str]] = [
+    ("tasks", b'{"agentId": "a", "tasks": [' + b"{}," * 300_000 + b"{}]}", "batch_too_large"),
+    ("scopes", b'{"agentId": "a", "scopes": [' + b'"",' * 300_000 + b'""]}', "body_too_large"),
+    ("fields", LARGE["keys"], "body_too_large"),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "code"), PILES, ids=[one[0] for one in PILES])
+def test_piles_of_small_values_are_refused_before_they_are_parsed(
+    name: str, body: bytes, code: str
+) -> None:
+    for read in (INTAKE.read_task, INTAKE.read_batch):
+        with pytest.raises(InvalidTaskError) as raised:
+            read(body, now=NOW)
+        assert raised.value.code == code, name

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import cache, lru_cache
-from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
 
 import msgspec
 
@@ -51,7 +51,7 @@ from headgate.core.task import (
     TaskRecord,
     Terms,
 )
-from headgate.core.text import is_deeper
+from headgate.core.text import DeepJsonError, Steps, at_once, json_steps
 from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskError
 from headgate.executors.targets import Target
 from headgate.storage.tokens import UNBOUND, Bounds
@@ -61,6 +61,8 @@ from headgate.storage.tokens import UNBOUND, Bounds
 # is refused instead: a task whose `dedline` is ignored would run for too long.
 
 MAX_FIELDS = 64
+MAX_PLAIN_BYTES = 128 * 1024
+"""How much a body may have beside texts and values that are kept as they are, such as `input`."""
 _SIMILAR = 0.8
 _EXCERPT_CHARACTERS = 60
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
@@ -126,6 +128,60 @@ class _StrictBatchBody(BatchBody, rename="camel", forbid_unknown_fields=True):
     pass
 
 
+MAX_BATCH = 50
+
+if TYPE_CHECKING:
+
+    class _FirstTasks(msgspec.Struct):
+        pass
+else:
+    # One more than a batch may have; what follows is passed over.
+    _FirstTasks = msgspec.defstruct(
+        "_FirstTasks",
+        [
+            (f"task{n}", msgspec.Raw, msgspec.field(default_factory=msgspec.Raw))
+            for n in range(MAX_BATCH + 1)
+        ],
+        array_like=True,
+    )
+
+
+class _Outline(msgspec.Struct):
+    """What may be long in a body, unread."""
+
+    input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    result: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    error: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    tasks: _FirstTasks | None = None
+
+
+_outlines = msgspec.json.Decoder(_Outline)
+
+
+def check_outline(body: bytes | msgspec.Raw) -> None:
+    """Refuse a large body with more than a few long values, before it is parsed.
+
+    To pass over a megabyte takes some milliseconds, to make a list of its 300,000 entries ten times
+    as long. What is malformed is left to the parser, which says where.
+    """
+    if len(bytes(body)) <= MAX_PLAIN_BYTES:
+        return
+    try:
+        outline = _outlines.decode(body)
+    except (ValueError, RecursionError):
+        return
+    tasks = () if outline.tasks is None else msgspec.structs.astuple(outline.tasks)
+    if tasks and tasks[-1]:
+        message = f"a batch has at most {MAX_BATCH} tasks, and this one has more"
+        raise InvalidTaskError("batch_too_large", "tasks", message)
+    long_values = (outline.input, outline.params, outline.result, outline.error, *tasks)
+    if len(bytes(body)) - sum(len(bytes(one)) for one in long_values) > MAX_PLAIN_BYTES:
+        kept = "params, input, result and error"
+        problem = f"the body has more than {MAX_PLAIN_BYTES:,} bytes beside {kept}"
+        raise InvalidTaskError("body_too_large", "", f"{problem}; leave out what is not needed")
+
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 Small = TypeVar("Small", bound=msgspec.Struct)
 
@@ -145,6 +201,7 @@ class BodyReader:
 
     def task(self, body: bytes | msgspec.Raw) -> TaskBody:
         """Read one task, or raise `InvalidTaskError`."""
+        check_outline(body)
         try:
             return self._strict_task.decode(body)
         except (ValueError, RecursionError) as error:
@@ -154,6 +211,7 @@ class BodyReader:
 
     def batch(self, body: bytes) -> BatchBody:
         """Read a batch whose tasks are still unread, or raise `InvalidTaskError`."""
+        check_outline(body)
         try:
             return self._strict_batch.decode(body)
         except (ValueError, RecursionError) as error:
@@ -164,6 +222,7 @@ class BodyReader:
 
 def read_body(body: bytes, kind: type[Small]) -> Small:
     """Read a body that is not a task, or raise `InvalidTaskError`."""
+    check_outline(body)
     known = tuple(field.encode_name for field in msgspec.structs.fields(kind))
     decoder: msgspec.json.Decoder[Small] = _decoder(kind)
     return _lenient(decoder, body, known)
@@ -305,24 +364,23 @@ def parse_callback_url(text: str) -> str:
     return text
 
 
-def parse_json_value(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
+def parse_json_value(raw: msgspec.Raw, field: str) -> Steps[msgspec.Raw | None]:
     """Check that every reader can read this JSON; None if it is absent or null."""
-    if not raw:
+    text = bytes(raw)
+    if text in (b"", b"null"):
         return None
     try:
-        value = msgspec.json.decode(raw)
+        yield from json_steps(text, levels=MAX_DEPTH)
+    except DeepJsonError as error:
+        reject_field(field, str(error))
     except (ValueError, RecursionError) as error:
         reject_field(field, f"cannot be read: {excerpt(str(error))}")
-    if value is None:
-        return None
-    if is_deeper(bytes(raw), value, levels=MAX_DEPTH):
-        reject_field(field, f"is nested deeper than {MAX_DEPTH} levels")
     return raw
 
 
-def parse_json_object(raw: msgspec.Raw, field: str) -> msgspec.Raw | None:
+def parse_json_object(raw: msgspec.Raw, field: str) -> Steps[msgspec.Raw | None]:
     """Check that this is an object; None if it is absent or null."""
-    value = parse_json_value(raw, field)
+    value = yield from parse_json_value(raw, field)
     if value is not None and not bytes(value).startswith(b"{"):
         reject_field(field, "must be an object")
     return value
@@ -514,8 +572,6 @@ def _forbidden(field: str, problem: str) -> InvalidTaskError:
 
 # The parser.
 
-MAX_BATCH = 50
-
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     """What a task gets that does not say it; without `deadline_seconds` it gets no deadline."""
@@ -638,12 +694,27 @@ class SubmissionParser:
 
         `bounds` are those of whoever sends it, and what one that `is_trusted` states is given.
         """
-        return self._draft(self._bodies.task(body), now, bounds, is_trusted=is_trusted)
+        steps = self.task_steps(body, now=now, bounds=bounds, is_trusted=is_trusted)
+        return at_once(steps)
+
+    def task_steps(
+        self, body: bytes, *, now: float, bounds: Bounds = UNBOUND, is_trusted: bool = False
+    ) -> Steps[Draft]:
+        """Read a task in slices."""
+        given = self._bodies.task(body)
+        return (yield from self._draft(given, now, bounds, is_trusted=is_trusted))
 
     def read_batch(
         self, body: bytes, *, now: float, bounds: Bounds = UNBOUND, is_trusted: bool = False
     ) -> Batch:
         """Return the tasks of a request; raise `InvalidTaskError` if it is wrong as a whole."""
+        steps = self.batch_steps(body, now=now, bounds=bounds, is_trusted=is_trusted)
+        return at_once(steps)
+
+    def batch_steps(
+        self, body: bytes, *, now: float, bounds: Bounds = UNBOUND, is_trusted: bool = False
+    ) -> Steps[Batch]:
+        """Read a batch in slices."""
         batch = self._bodies.batch(body)
         bind(batch, bounds)
         _require_agent(batch.agent_id, batch.project_id)
@@ -653,26 +724,32 @@ class SubmissionParser:
         if len(tasks) > MAX_BATCH:
             message = f"a batch has at most {MAX_BATCH} tasks, not {len(tasks)}"
             raise InvalidTaskError("batch_too_large", "tasks", message)
-        entries = [self._entry(raw, batch, now, bounds, is_trusted=is_trusted) for raw in tasks]
+        entries: list[Draft | InvalidTaskError] = []
+        for raw in tasks:
+            entry = yield from self._entry(raw, batch, now, bounds, is_trusted=is_trusted)
+            entries.append(entry)
+            yield
         return Batch(entries)
 
     def _entry(
         self, raw: msgspec.Raw, batch: BatchBody, now: float, bounds: Bounds, *, is_trusted: bool
-    ) -> Draft | InvalidTaskError:
+    ) -> Steps[Draft | InvalidTaskError]:
         try:
             body = self._bodies.task(raw)
             body.agent_id = body.agent_id or batch.agent_id
             body.project_id = body.project_id or batch.project_id
             body.callback_url = body.callback_url or batch.callback_url
-            return self._draft(body, now, bounds, is_trusted=is_trusted)
+            return (yield from self._draft(body, now, bounds, is_trusted=is_trusted))
         except InvalidTaskError as error:
             return error
 
-    def _draft(self, body: TaskBody, now: float, bounds: Bounds, *, is_trusted: bool) -> Draft:
+    def _draft(
+        self, body: TaskBody, now: float, bounds: Bounds, *, is_trusted: bool
+    ) -> Steps[Draft]:
         if bounds is not UNBOUND:
             bind(body, bounds)
         _require_agent(body.agent_id, body.project_id)
-        submission = _submission(body)
+        submission = yield from _submission(body)
         draft = Draft(self._task(body, now), self._terms(body), submission)
         if bounds is not UNBOUND:
             check_scopes(draft.task, bounds)
@@ -856,16 +933,19 @@ class SubmissionParser:
         return url
 
 
-def _submission(body: TaskBody) -> Submission:
-    given = parse_json_value(body.input, "input") or NO_JSON
+def _submission(body: TaskBody) -> Steps[Submission]:
+    given = (yield from parse_json_value(body.input, "input")) or NO_JSON
     if not body.action and not given:
         raise _missing("action")
+    params: msgspec.Raw | None = None
+    if body.params:
+        params = yield from parse_json_object(body.params, "params")
     return Submission(
         action=parse_identifier(body.action, "action") if body.action else "",
         tab_id=parse_identifier(body.tab_id, "tabId") if body.tab_id else None,
         selector=parse_selector(body.selector) if body.selector else None,
         ref=parse_identifier(body.ref, "ref") if body.ref else None,
-        params=(parse_json_object(body.params, "params") if body.params else None) or NO_JSON,
+        params=params or NO_JSON,
         input=given,
         labels=parse_labels(body.labels) if body.labels else {},
     )

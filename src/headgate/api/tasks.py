@@ -26,6 +26,7 @@ from headgate.api.errors import (
 )
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, error_response, json_response
+from headgate.api.http.slices import in_slices
 from headgate.api.schema.admin import BulkCancelBody, BulkRetryBody, TaskFilterBody
 from headgate.api.schema.tasks import (
     BatchEntryBody,
@@ -135,12 +136,13 @@ def _idempotency_key(request: Request, kind: bytes, body: bytes) -> SubmitKey | 
 
 async def _parse_task(api: Api, request: Request, body: bytes) -> Parsed:
     try:
-        draft = api.submission_parser.read_task(
+        steps = api.submission_parser.task_steps(
             body,
             now=api.engine.now(),
             bounds=request.caller.bounds,
             is_trusted=request.caller.is_trusted,
         )
+        draft = await in_slices(steps)
     except InvalidTaskError as error:
         return error
     (parsed,) = await _checked_parents(api, request.caller, _traced(api, request, [draft]))
@@ -149,12 +151,13 @@ async def _parse_task(api: Api, request: Request, body: bytes) -> Parsed:
 
 async def _parse_batch(api: Api, request: Request, body: bytes) -> list[Parsed]:
     """Return the tasks of a batch; raise `InvalidTaskError` if it is wrong as a whole."""
-    batch = api.submission_parser.read_batch(
+    steps = api.submission_parser.batch_steps(
         body,
         now=api.engine.now(),
         bounds=request.caller.bounds,
         is_trusted=request.caller.is_trusted,
     )
+    batch = await in_slices(steps)
     return await _checked_parents(api, request.caller, _traced(api, request, batch.entries))
 
 

@@ -18,6 +18,7 @@ from headgate.api.callers import Caller
 from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response, json_response
+from headgate.api.http.slices import in_slices
 from headgate.api.schema.workers import (
     BeatBody,
     ClaimBody,
@@ -99,7 +100,7 @@ async def heartbeat(api: Api, request: Request, agent_id: str) -> Response:
 async def complete(api: Api, request: Request, task_id: str) -> Response:
     """Take the result of an attempt."""
     body = read_body(await request.json_body(), CompleteBody)
-    result = submission.parse_json_value(body.result, "result") if body.result else None
+    result = await in_slices(submission.parse_json_value(body.result, "result"))
     usage = (
         usage_of(result, api.prices) if result and body.usage is None else _usage(api, body.usage)
     )

@@ -7,14 +7,18 @@ is computed with these texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TypeVar
+
+import msgspec
 
 from headgate.core.money import MICRO_PER_USD, format_usd, read_usd
 from headgate.errors import InvalidSettingError, utc_time
+
+Result = TypeVar("Result")
 
 MINUTE, HOUR, DAY = 60, 3_600, 86_400
 
@@ -174,12 +178,96 @@ def named_like(
     return [one for one in things if any(wanted in name.casefold() for name in names(one))]
 
 
-# How deep JSON is nested: beyond some depth readers give up, each at a depth of its own.
+# JSON that every reader can read: not nested too deeply, in UTF-8, with numbers that have a value.
+#
+# To decode a megabyte takes up to 400 ms, for lists of lists or for numbers with many digits. So a
+# large text is not decoded to be judged. The parser that passes over it finds what is malformed in
+# a few milliseconds; the rest is counted here, in slices between which others have their turn.
 #
 # Rule: a value is judged without recursion, so that judging it cannot fail where reading it would.
 
+SLICE_BYTES = 32 * 1024
+"""How much JSON is judged before others have their turn: at most some two milliseconds of work."""
+
+DECODED_BYTES = 8 * 1024
+"""Up to this size JSON is decoded to be judged: that takes less than three milliseconds."""
+
 _OPENING = (b"[", b"{")
 _NESTED = (dict, list)
+_BRACKETS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(sorted(set(range(256)).difference(b"[{]}")))
+_DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
+_LONG_NUMBERS = (b"0" * 309, b"e000")
+"""What a number out of range has at least, its digits all zero: 309 of them, or an exponent."""
+
+_MAX_NUMBER_LENGTH = 8 * 1024
+"""Longer ones have no value for any reader, whatever their digits are."""
+
+_IN_NUMBERS = b"0123456789+-.eE"
+_NUMBERS = re.compile(rb"-?[0-9][-+.eE0-9]*+")
+
+Steps = Generator[None, None, Result]
+"""Work in slices: it yields between them, and returns what came of all."""
+
+
+class DeepJsonError(ValueError):
+    """JSON is nested too deeply for some reader."""
+
+    def __init__(self, levels: int) -> None:
+        super().__init__(f"is nested deeper than {levels} levels")
+
+
+def at_once(steps: Steps[Result]) -> Result:
+    """Do work to its end, where nobody waits for a turn."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def json_steps(text: bytes, *, levels: int) -> Steps[None]:
+    """Judge well-formed JSON; `ValueError` says what some reader could not read."""
+    if len(text) <= DECODED_BYTES:
+        if is_deeper(text, msgspec.json.decode(text), levels=levels):
+            raise DeepJsonError(levels)
+        return
+    str(text, "utf-8")
+    has_long_numbers = _has_long_numbers(text)
+    if sum(map(text.count, _OPENING)) <= levels and not has_long_numbers:
+        return
+    yield
+    if b"\\" in text:
+        # Without what is escaped, every quote begins or ends a string.
+        text = text.replace(b"\\\\", b"")
+        yield
+        text = text.replace(b'\\"', b"")
+        yield
+    depth, is_in_string, cut_number = 0, False, b""
+    for start in range(0, len(text), SLICE_BYTES):
+        parts = text[start : start + SLICE_BYTES].split(b'"')
+        outside = b'"'.join(parts[is_in_string::2])
+        is_in_string ^= len(parts) % 2 == 0
+        changes = memoryview(outside.translate(_BRACKETS, _NO_BRACKETS)).cast("b")
+        if max(accumulate(changes, initial=depth)) > levels:
+            raise DeepJsonError(levels)
+        depth += sum(changes)
+        if has_long_numbers:
+            outside = cut_number + outside
+            whole = outside if is_in_string else outside.rstrip(_IN_NUMBERS)
+            cut_number = outside[len(whole) :]
+            if len(cut_number) > _MAX_NUMBER_LENGTH:
+                raise ValueError("it has a number with too many digits")
+            msgspec.json.decode(b"[%b]" % b",".join(_NUMBERS.findall(whole)))
+        yield
+    if cut_number:
+        msgspec.json.decode(b"[%b]" % b",".join(_NUMBERS.findall(cut_number)))
+
+
+def _has_long_numbers(text: bytes) -> bool:
+    folded = text.translate(_DIGITS, b"+")
+    return any(long in folded for long in _LONG_NUMBERS)
 
 
 def is_deeper(text: bytes, value: object, *, levels: int) -> bool:

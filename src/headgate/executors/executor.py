@@ -15,7 +15,7 @@ import msgspec
 
 from headgate.core.lifecycle import Outcome
 from headgate.core.task import Submission, TaskRecord, slot_of, waits_since
-from headgate.core.text import is_deeper
+from headgate.core.text import at_once, json_steps
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +84,12 @@ _CUT = "…"
 def as_json(body: bytes) -> msgspec.Raw | None:
     """Return a body as JSON if it is exactly one JSON value, unchanged; otherwise None."""
     try:
+        raw = bytes(msgspec.json.decode(body, type=msgspec.Raw))
         # Numbers, too: `1e400` is well formed, and no reader has a value for it.
-        value = msgspec.json.decode(body)
+        at_once(json_steps(raw, levels=MAX_DEPTH))
     except (ValueError, RecursionError):
         return None
-    return None if is_deeper(body, value, levels=MAX_DEPTH) else msgspec.Raw(body.strip())
+    return msgspec.Raw(body.strip())
 
 
 def as_json_or_text(body: bytes) -> msgspec.Raw | None:
