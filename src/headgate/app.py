@@ -191,11 +191,11 @@ def is_shared(settings: Settings) -> bool:
     return url is not None and urlsplit(url).scheme in POSTGRES_SCHEMES
 
 
-def held_folder(settings: Settings, data: Path) -> Path | None:
-    """Return the folder that one process at a time may use; None if the store lies in none."""
+def held_file(settings: Settings, data: Path) -> Path | None:
+    """Return the file that one process at a time may use; None if the store is in none."""
     url = settings.store.url
     is_file = url is None or urlsplit(url).scheme == "sqlite"
-    return sqlite_file(settings, data).parent if is_file else None
+    return sqlite_file(settings, data) if is_file else None
 
 
 def build_ledger(settings: Settings) -> Ledger | None:

@@ -21,6 +21,7 @@ import pytest
 
 from executors.endpoint import free_port
 from headgate.app import STORE_FILE
+from headgate.storage.data_lock import LOCK_NAME, hold_directory
 from headgate.storage.sqlite import SqliteTaskStore
 from service.support import ServiceProcess, running_service, wait_until
 
@@ -148,14 +149,49 @@ def test_what_ran_and_waited_at_a_crash_is_run_at_the_next_start(service: Servic
 def test_a_second_process_on_the_same_data_is_refused(service: ServiceProcess) -> None:
     data, other = service.folder / "data", service.folder / "other"
     other.mkdir()
+    (other / "same").symlink_to(data)
+    (other / "link.db").symlink_to(data / STORE_FILE)
     for arguments in (
         ("--data", str(data)),
         ("--data", str(other), "--store", f"sqlite:///{data / STORE_FILE}"),
+        ("--data", str(other / "same")),
+        ("--data", str(other), "--store", f"sqlite:///{other / 'link.db'}"),
     ):
         code, output = refused(other, *arguments)
         assert code == 1
         assert output.count("\n") == 1, output
         assert f"is in use by process {service.pid}" in output
+
+
+def test_a_hard_link_to_the_data_of_a_process_is_refused(service: ServiceProcess) -> None:
+    other = service.folder / "other"
+    other.mkdir()
+    (other / STORE_FILE).hardlink_to(service.folder / "data" / STORE_FILE)
+    code, output = refused(other, "--data", str(other))
+    assert code == 1
+    assert "is one of 2 hard links" in output
+    service.wait_for(service.submit(), "done")
+
+
+def test_a_lock_that_was_deleted_lets_nobody_in_and_comes_back(service: ServiceProcess) -> None:
+    data = service.folder / "data"
+    (data / LOCK_NAME).unlink()
+    code, output = refused(service.folder, "--data", str(data))
+    assert (code, "is in use by" in output) == (1, True), output
+    wait_until((data / LOCK_NAME).exists, seconds=10.0)
+    wait_until(lambda: "it is there again" in service.output(), seconds=10.0)
+    code, output = refused(service.folder, "--data", str(data))
+    assert f"is in use by process {service.pid}" in output
+    service.wait_for(service.submit(), "done")
+
+
+def test_a_process_whose_data_another_has_taken_ends_at_once(service: ServiceProcess) -> None:
+    data = service.folder / "data"
+    data.rename(service.folder / "moved")
+    shutil.copytree(service.folder / "moved", data, ignore=shutil.ignore_patterns(LOCK_NAME))
+    with hold_directory(data):
+        assert service.wait() == 1
+    assert "so this one ends" in service.output()
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:

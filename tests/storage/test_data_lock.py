@@ -8,12 +8,20 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from headgate.errors import DirectoryInUseError, StoreUnavailableError
-from headgate.storage.data_lock import LOCK_NAME, PATIENCE_SECONDS, hold_directory
+from headgate.storage.data_lock import (
+    LOCK_NAME,
+    PATIENCE_SECONDS,
+    hold_directory,
+    hold_store,
+    holder_of,
+    is_held,
+)
 
 HOLDS_UNTIL_KILLED = """
 import sys
@@ -137,3 +145,68 @@ def test_the_process_that_wrote_for_a_holder_that_was_killed_is_waited_for(tmp_p
     started = time.monotonic()
     with hold_directory(tmp_path):
         assert 0.0 < time.monotonic() - started < PATIENCE_SECONDS
+
+
+def linked(folder: Path, link: Callable[[Path, Path], None]) -> tuple[Path, Path]:
+    """Return a database, and another name for it in another directory."""
+    real, other = folder / "a" / "headgate.db", folder / "b" / "other.db"
+    for path in (real, other):
+        path.parent.mkdir()
+    real.touch()
+    link(real, other)
+    return real, other
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_symbolic_link_to_a_database_that_is_held_is_refused(tmp_path: Path, first: str) -> None:
+    names = linked(tmp_path, lambda real, other: other.symlink_to(real))
+    held, asked = names if first == "a" else reversed(names)
+    with hold_store(held), pytest.raises(DirectoryInUseError, match=str(os.getpid())):
+        hold_store(asked).__enter__()
+    with hold_store(asked):
+        assert is_held(names[0].parent)
+
+
+def test_a_directory_under_another_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    with hold_store(tmp_path / "data" / "headgate.db"), pytest.raises(DirectoryInUseError):
+        hold_store(tmp_path / "link" / "headgate.db").__enter__()
+
+
+def test_a_database_with_a_second_name_is_refused_and_the_name_is_told(tmp_path: Path) -> None:
+    real, other = linked(tmp_path, lambda real, other: other.hardlink_to(real))
+    (real.parent / "headgate.db.before").hardlink_to(real)
+    for path in (real, other):
+        with pytest.raises(StoreUnavailableError, match="one of 3 hard links") as caught:
+            hold_store(path).__enter__()
+        assert "(headgate.db.before)" in str(caught.value) or path is other
+        assert not is_held(path.parent)
+
+
+def test_a_deleted_lock_file_lets_nobody_in_and_is_put_back(tmp_path: Path) -> None:
+    with hold_store(tmp_path / "headgate.db", address="http://here") as lock:
+        assert not lock.restore()
+        (tmp_path / LOCK_NAME).unlink()
+        assert is_held(tmp_path)
+        with pytest.raises(DirectoryInUseError):
+            hold_directory(tmp_path).__enter__()
+        assert lock.restore()
+        assert holder_of(tmp_path).address == "http://here"
+        assert not lock.restore()
+        with pytest.raises(DirectoryInUseError):
+            hold_directory(tmp_path).__enter__()
+    with hold_directory(tmp_path):
+        pass
+
+
+def test_a_directory_that_was_replaced_is_held_again_or_is_anothers(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with hold_store(data / "headgate.db") as lock:
+        data.rename(tmp_path / "moved")
+        assert not lock.restore()
+        with hold_directory(data), pytest.raises(DirectoryInUseError):
+            lock.restore()
+        assert lock.restore()
+        assert is_held(data)
+    assert not is_held(data)

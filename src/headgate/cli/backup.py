@@ -110,7 +110,7 @@ def restore(
 
 def _restore(copy: Path, store: Path, *, replaces: bool) -> Path | None:
     from headgate.storage.backup import check, put_back  # noqa: PLC0415
-    from headgate.storage.data_lock import hold_directory  # noqa: PLC0415
+    from headgate.storage.data_lock import hold_store  # noqa: PLC0415
     from headgate.storage.sql_store import PARTS  # noqa: PLC0415
 
     if not copy.is_file():
@@ -118,7 +118,7 @@ def _restore(copy: Path, store: Path, *, replaces: bool) -> Path | None:
     if is_same_file(copy, store):
         raise InvalidSettingError("FILE", f"{copy} is the store itself; name a copy of it")
     check(copy, PARTS)
-    with hold_directory(store.parent):
+    with hold_store(store):
         if store.exists() and not replaces:
             problem = f"{store} exists; give --force to set it aside"
             raise InvalidSettingError("data", problem)

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headgate.app import held_folder, is_shared, sqlite_file
+from headgate.app import held_file, is_shared, sqlite_file
 from headgate.budgets.connect import connect_budget
 from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
 from headgate.config import Settings, SlotSettings, settings_file, warnings_of
@@ -38,7 +38,7 @@ from headgate.executors.targets import (
     target_estimates,
 )
 from headgate.providers.prices import PriceList, price_advice
-from headgate.storage.data_lock import Holder, holder_of, is_held
+from headgate.storage.data_lock import Holder, holder_of, is_held, store_folders
 from headgate.storage.migrations import schema_version
 from headgate.storage.sql_store import PARTS
 from headgate.storage.transaction import Database, Transaction
@@ -317,8 +317,9 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
     except HeadgateError as error:
         advice = "correct it; headgate config check says the same"
         return [fail("settings", str(error), advice)]
-    folder = held_folder(settings, directory)
-    holder = holder_of(folder) if folder is not None and is_held(folder) else None
+    file = held_file(settings, directory)
+    folder, folders = (None, ()) if file is None else (file.parent, store_folders(file))
+    holder = next((holder_of(one) for one in folders if is_held(one)), None)
     return [
         *_settings(settings, path),
         *_directory(folder, holder),

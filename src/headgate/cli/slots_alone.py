@@ -20,7 +20,7 @@ import structlog
 
 from headgate.api.errors import ApiError, api_error_of
 from headgate.api.slots import observe_response, slot_body
-from headgate.app import SlotWork, build_slots, build_store, held_folder, is_shared
+from headgate.app import SlotWork, build_slots, build_store, held_file, is_shared
 from headgate.cli.connection import data_directory
 from headgate.cli.logs import configure_logs
 from headgate.cli.slots import WARM_SECONDS
@@ -40,7 +40,7 @@ from headgate.engine.slots.slot import SlotStatus
 from headgate.engine.slots.slots import Slots
 from headgate.errors import HeadgateError, InvalidSettingError, SlotNotFoundError
 from headgate.storage.audit import Actor, AuditEntry
-from headgate.storage.data_lock import hold_directory
+from headgate.storage.data_lock import hold_store
 
 log = structlog.get_logger("headgate.config")
 
@@ -76,11 +76,11 @@ def _logs(settings: LogSettings, *, as_json: bool) -> LogSettings:
 
 
 def _held(settings: Settings, directory: Path) -> AbstractContextManager[object]:
-    folder = held_folder(settings, directory)
-    if folder is None:
+    file = held_file(settings, directory)
+    if file is None:
         # Nodes that share a store share its slots as well, and each wake is claimed by one.
         return nullcontext()
-    return hold_directory(folder)
+    return hold_store(file)
 
 
 async def _run(loaded: Loaded, directory: Path) -> None:

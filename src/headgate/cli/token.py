@@ -242,17 +242,17 @@ def create_offline(
 
     What may be wished for is what a service would grant to whoever may do everything.
     """
-    from headgate.app import held_folder  # noqa: PLC0415
+    from headgate.app import held_file  # noqa: PLC0415
     from headgate.config import load_settings, settings_file  # noqa: PLC0415
     from headgate.extras import naming_extras  # noqa: PLC0415
-    from headgate.storage.data_lock import hold_directory  # noqa: PLC0415
+    from headgate.storage.data_lock import hold_store  # noqa: PLC0415
 
     with naming_extras("headgate token create"):
         settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
         directory = (data or data_directory()).absolute()
         _check_created(settings, directory)
-        folder = held_folder(settings, directory)
-        with nullcontext() if folder is None else hold_directory(folder):
+        file = held_file(settings, directory)
+        with nullcontext() if file is None else hold_store(file):
             import asyncio  # noqa: PLC0415  slow to load
 
             made = asyncio.run(_create(_offline_wish(wish), settings, directory))

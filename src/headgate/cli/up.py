@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,12 @@ from headgate.cli.connection import (
     token_header,
 )
 from headgate.cli.main import loop_factory, tune_interpreter
-from headgate.errors import HeadgateError, InvalidSettingError
+from headgate.errors import (
+    DirectoryInUseError,
+    HeadgateError,
+    InvalidSettingError,
+    StoreUnavailableError,
+)
 from headgate.extras import naming_extras
 
 if TYPE_CHECKING:
@@ -40,10 +46,15 @@ if TYPE_CHECKING:
     from headgate.cli.up_demo import Demo
     from headgate.config import Settings
     from headgate.config.loading import Loaded
+    from headgate.storage.data_lock import StoreLock
     from headgate.storage.writer import ChildStarter
 
 
 EXIT_AT_ONCE = 130
+EXIT_LOCK_LOST = 1
+
+LOCK_LOOK_SECONDS = 2.0
+"""How often a service looks whether its lock is still there."""
 
 
 @click.command(
@@ -113,7 +124,7 @@ def up(
         settings = loaded.settings
         directory = demo.folder if demo is not None else (data or data_directory()).absolute()
         with _held(settings, directory) as lock:
-            _run(loaded, directory, _starter(settings, lock), demo, as_json=as_json)
+            _run(loaded, directory, lock, demo, as_json=as_json)
 
 
 def _demonstration(
@@ -158,17 +169,17 @@ def _loaded_from(
     return loaded
 
 
-def _held(settings: Settings, directory: Path) -> AbstractContextManager[int | None]:
-    from headgate.app import held_folder  # noqa: PLC0415
-    from headgate.storage.data_lock import hold_directory  # noqa: PLC0415
+def _held(settings: Settings, directory: Path) -> AbstractContextManager[StoreLock | None]:
+    from headgate.app import held_file  # noqa: PLC0415
+    from headgate.storage.data_lock import hold_store  # noqa: PLC0415
 
-    folder = held_folder(settings, directory)
-    if folder is None:
+    file = held_file(settings, directory)
+    if file is None:
         return nullcontext()
-    return hold_directory(folder, address=_address(settings.server.host, settings.server.port))
+    return hold_store(file, address=_address(settings.server.host, settings.server.port))
 
 
-def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
+def _starter(settings: Settings, lock: StoreLock | None) -> ChildStarter | None:
     """Start the process that writes, if one shall; the rest is loaded while it starts."""
     if not settings.store.writes_in_process:
         return None
@@ -176,26 +187,49 @@ def _starter(settings: Settings, lock: int | None) -> ChildStarter | None:
 
     kind = "sqlite" if lock is not None else "postgres"
     modules = (f"headgate.storage.{kind}",)
-    starter = ChildStarter(inherited=() if lock is None else (lock,), modules=modules)
+    inherited = () if lock is None else lock.descriptors
+    starter = ChildStarter(inherited=inherited, modules=modules)
     starter.start_ahead()
     return starter
 
 
 def _run(
-    loaded: Loaded,
-    directory: Path,
-    starter: ChildStarter | None,
-    demo: Demo | None,
-    *,
-    as_json: bool,
+    loaded: Loaded, directory: Path, lock: StoreLock | None, demo: Demo | None, *, as_json: bool
 ) -> None:
+    starter = _starter(loaded.settings, lock)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(loaded, directory, starter, demo, as_json=as_json))
+        runner.run(_serve(loaded, directory, lock, starter, demo, as_json=as_json))
+
+
+async def _watch(lock: StoreLock, demo: Demo | None) -> None:
+    """See to it that this process has the data to itself; if another has it by now, end at once.
+
+    What ran here is started again by the other, as after a crash.
+    """
+    import structlog  # noqa: PLC0415
+
+    log = structlog.get_logger("headgate.data")
+    problem = ""
+    while True:
+        await asyncio.sleep(LOCK_LOOK_SECONDS)
+        try:
+            if lock.restore():
+                log.warning("the lock on the data directory was deleted; it is there again")
+            problem = ""
+        except DirectoryInUseError as error:
+            click.echo(f"headgate: {error}; its lock was deleted here, so this one ends", err=True)
+            sys.stderr.flush()
+            _exit(EXIT_LOCK_LOST, demo)
+        except StoreUnavailableError as error:
+            if problem != str(error):
+                problem = str(error)
+                log.warning("the lock on the data directory cannot be restored", problem=problem)
 
 
 async def _serve(
     loaded: Loaded,
     directory: Path,
+    lock: StoreLock | None,
     starter: ChildStarter | None,
     demo: Demo | None,
     *,
@@ -211,6 +245,8 @@ async def _serve(
     service = build_service(
         settings, data=directory, environ=environ, loaded=loaded, starter=starter
     )
+    if lock is not None:
+        service.engine.also_run("data lock", partial(_watch, lock, demo))
     _handle_reload(service)
     serves: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(

@@ -1,10 +1,14 @@
 """The lock on a data directory: one process at a time, and whoever comes second is told why.
 
-The lock is the kernel's, on an open file, so it ends with the process that holds it, however that
-ends: a file that a crash left behind locks nothing. What the file says is only there to be read by
-people.
+The locks are the kernel's, on an open directory and on an open file in it, so they end with the
+process that holds them, however that ends: a file that a crash left behind locks nothing. What the
+file says is only there to be read by people and by commands that look for the service.
 
-Rule: the file is never deleted. Two processes could otherwise hold locks on two files of one name.
+Rule: the lock follows the database. The directory is locked as well as the file, so that nobody
+gets in whose lock file is a new one because somebody deleted the first; a service puts the file
+back. Of a database that is a symbolic link both directories are held, and one that has a second
+name on its disk is not used at all: SQLite keeps what it has not yet moved into the file beside the
+name by which it was opened, and it would be missing under the other.
 """
 
 from __future__ import annotations
@@ -35,21 +39,137 @@ class Holder(NamedTuple):
     address: str = ""
 
 
+class DirectoryLock:
+    """A directory that this process holds; it is made if it was missing.
+
+    `descriptors` are the open files that hold it. Programs that the process starts do not inherit
+    them, so none can keep the directory, unless they are given them. A process that was only forked
+    has them. Either must end when its parent does.
+    """
+
+    def __init__(self, path: Path, *, address: str = "") -> None:
+        self.path = path
+        self._address = address
+        _make(path)
+        self._directory = _locked_directory(path)
+        try:
+            self._file = _locked_file(path)
+        except BaseException:
+            self._close_directory()
+            raise
+        _write(self._file, Holder(os.getpid(), address))
+
+    @property
+    def file(self) -> int:
+        """The open lock file."""
+        return self._file
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files that hold the directory."""
+        return (self._file,) if self._directory is None else (self._file, self._directory)
+
+    def restore(self) -> bool:
+        """Hold the directory anew if it or its lock file was deleted or replaced; tell whether so.
+
+        `DirectoryInUseError` says that another process has it by now. While there is no such
+        directory there is nothing to hold.
+        """
+        if not self.path.is_dir():
+            return False
+        has_directory = self._directory is None or _is_at(self._directory, self.path)
+        if has_directory and _is_at(self._file, self.path / LOCK_NAME):
+            return False
+        if not has_directory:
+            before, self._directory = self._directory, _locked_directory(self.path)
+            _close(before)
+        before, self._file = self._file, _locked_file(self.path)
+        _close(before)
+        _write(self._file, Holder(os.getpid(), self._address))
+        return True
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self._file)
+        self._close_directory()
+
+    def _close_directory(self) -> None:
+        _close(self._directory)
+
+
 @contextmanager
 def hold_directory(path: Path, *, address: str = "") -> Iterator[int]:
-    """Hold a directory while the body runs; it is made if it was missing.
-
-    Programs that the process starts do not inherit the lock, so none can keep it, unless they are
-    given the open file that this returns. A process that was only forked has it. Either must end
-    when its parent does.
-    """
-    lock = _opened(path)
+    """Hold a directory while the body runs, which is given the open lock file."""
+    lock = DirectoryLock(path, address=address)
     try:
-        _take(lock, path)
-        _write(lock, Holder(os.getpid(), address))
+        yield lock.file
+    finally:
+        lock.close()
+
+
+class StoreLock:
+    """The directories of a database that this process holds."""
+
+    def __init__(self, file: Path, *, address: str = "") -> None:
+        self._locks: list[DirectoryLock] = []
+        try:
+            for folder in store_folders(file):
+                self._locks.append(DirectoryLock(folder, address=address))
+            _refuse_second_name(file)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files that hold the directories."""
+        return tuple(one for lock in self._locks for one in lock.descriptors)
+
+    def restore(self) -> bool:
+        """Hold anew what was deleted or replaced, and tell whether anything was."""
+        restored = [lock.restore() for lock in self._locks]
+        return any(restored)
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        for lock in self._locks:
+            lock.close()
+
+
+@contextmanager
+def hold_store(file: Path, *, address: str = "") -> Iterator[StoreLock]:
+    """Hold the directories of an SQLite store while the body runs."""
+    lock = StoreLock(file, address=address)
+    try:
         yield lock
     finally:
-        os.close(lock)
+        lock.close()
+
+
+def store_folders(file: Path) -> tuple[Path, ...]:
+    """Return where the file of a store lies: as it is named, and where a symbolic link leads."""
+    named, real = file.parent, Path(os.path.realpath(file)).parent
+    is_one = os.path.realpath(named) == str(real)
+    return (named,) if is_one else (named, real)
+
+
+def _refuse_second_name(file: Path) -> None:
+    try:
+        names = file.stat().st_nlink
+    except OSError:
+        return
+    if names > 1:
+        problem = f"{file} is one of {names} hard links to a database, and another process may have"
+        problem += f" it open under another name; remove the others{_named(file)}, or use a copy"
+        raise StoreUnavailableError(problem)
+
+
+def _named(file: Path) -> str:
+    """Name the other links to a file that lie beside it, as a restore that was cut off leaves."""
+    real = Path(os.path.realpath(file))
+    beside = sorted(one.name for one in real.parent.glob(f"{real.name}*") if one.samefile(real))
+    names = ", ".join(name for name in beside if name != real.name)
+    return f" ({names})" if names else ""
 
 
 def holder_of(path: Path) -> Holder:
@@ -66,8 +186,12 @@ def holder_of(path: Path) -> Holder:
 
 def is_held(path: Path) -> bool:
     """Tell whether a process holds a directory now; nothing is changed by looking."""
+    return _is_locked(path / LOCK_NAME) or _is_locked(path)
+
+
+def _is_locked(path: Path) -> bool:
     try:
-        lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
         return False
     try:
@@ -81,15 +205,66 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def _opened(path: Path) -> int:
+def _make(path: Path) -> None:
     try:
         path.mkdir(mode=_ONLY_THE_OWNER_ENTERS, parents=True, exist_ok=True)
-        # Python opens files so that they close when another program is executed.
-        return os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _ONLY_THE_OWNER)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        problem = f"the data directory {path} cannot be used: {why}; name another one with --data"
-        raise StoreUnavailableError(problem) from None
+        raise _cannot_be_used(path, error) from None
+
+
+def _locked_directory(path: Path) -> int | None:
+    """Return the directory, open and locked; None where a file system has no locks on them."""
+    try:
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _cannot_be_used(path, error) from None
+    try:
+        _lock(directory, path)
+    except DirectoryInUseError:
+        os.close(directory)
+        raise
+    except OSError:
+        # The file in it is locked all the same.
+        os.close(directory)
+        return None
+    return directory
+
+
+def _locked_file(path: Path) -> int:
+    while True:
+        try:
+            # Python opens files so that they close when another program is executed.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            lock = os.open(path / LOCK_NAME, flags, _ONLY_THE_OWNER)
+        except (OSError, ValueError) as error:
+            raise _cannot_be_used(path, error) from None
+        try:
+            _take(lock, path)
+            if _is_at(lock, path / LOCK_NAME):
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        # It was deleted before it was locked: a lock on it keeps nobody out.
+        os.close(lock)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def _cannot_be_used(path: Path, error: OSError | ValueError) -> StoreUnavailableError:
+    why = error.strerror if isinstance(error, OSError) else error
+    problem = f"the data directory {path} cannot be used: {why}; name another one with --data"
+    return StoreUnavailableError(problem)
 
 
 def _take(lock: int, path: Path) -> None:
@@ -107,7 +282,7 @@ def _lock(lock: int, path: Path) -> None:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = _read(lock)
+            holder = holder_of(path)
             # Of a holder that was killed, the process that wrote for it may be a moment longer.
             if _is_alive(holder.pid) or time.monotonic() >= ends_at:
                 pid, address = holder
