@@ -70,6 +70,7 @@ class FakeEngine(Engine):
         super().__init__(
             MemoryTaskStore(), {}, EngineSettings(dispatch=DispatchSettings(projects=()))
         )
+        self.asked_budgets = 0
         self.limits = limits or QueueLimits()
         self.time = now
         self.cuts: list[RetentionCut] = []
@@ -176,6 +177,10 @@ class FakeEngine(Engine):
         record = self.records[task_id]
         task = msgspec.structs.replace(record.task, status=status)
         self.records[task_id] = msgspec.structs.replace(record, task=task, **changes)
+
+    def ask_budgets(self) -> None:
+        """Note that what waits for budgets is asked for again."""
+        self.asked_budgets += 1
 
     async def cancel(self, task_id: str) -> TaskRecord | None:
         self._check()

@@ -16,8 +16,9 @@ from headgate.budgets.local import LocalLedger
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.lifecycle import Usage
 from headgate.errors import LedgerUnavailableError
+from headgate.storage.audit import AuditLog
 from headgate.storage.memory import MemoryTaskStore
-from headgate.storage.sql_store import StoreLedger
+from headgate.storage.sql_store import SqlTaskStore, StoreLedger
 from headgate.storage.tokens import UNBOUND, Bounds, Permission, new_token
 from headgate.storage.usage import UsageReports
 from headgate.testing import VirtualClock
@@ -30,13 +31,14 @@ IN_SEARCH = "project:search/session:s"
 class Bank:
     """An application with budgets behind it."""
 
-    def __init__(self, tracker: LedgerTracker, clock: VirtualClock) -> None:
+    def __init__(self, tracker: LedgerTracker, clock: VirtualClock, store: SqlTaskStore) -> None:
         self.client = Client()
         self.tracker = tracker
         self.clock = clock
         self.tokens = FakeTokens()
         self.client.app.api.tracker = tracker
         self.client.app.api.auth = Authenticator(self.tokens)
+        self.client.app.api.audit = AuditLog(store)
 
     def token(self, *permissions: Permission, bounds: Bounds = UNBOUND) -> str:
         new = new_token(name="t", permissions=permissions, now=self.tokens.time, bounds=bounds)
@@ -59,13 +61,11 @@ class Bank:
 @asynccontextmanager
 async def bank(kind: str) -> AsyncIterator[Bank]:
     clock = VirtualClock()
-    if kind == "outside":
-        yield Bank(LedgerTracker(LocalLedger(clock=clock)), clock)
-        return
     store = MemoryTaskStore(clock=clock)
     await store.open()
+    ledger = LocalLedger(clock=clock) if kind == "outside" else StoreLedger(store)
     try:
-        yield Bank(LedgerTracker(StoreLedger(store)), clock)
+        yield Bank(LedgerTracker(ledger), clock, store)
     finally:
         await store.close()
 
@@ -280,7 +280,7 @@ async def test_what_a_task_holds_cannot_be_settled_here(request: pytest.FixtureR
     place: Place = fresh_place("memory", request)
     async with place.scene() as scene:
         record = await scene.run("t1")
-        it = Bank(LedgerTracker(StoreLedger(scene.store)), scene.clock)
+        it = Bank(LedgerTracker(StoreLedger(scene.store)), scene.clock, scene.store)
         reservation_id = record.progress.reservation_id
         for scope in ("session:s", "", "project:search"):
             answer = await it.ask("release", id=reservation_id, scope=scope)
@@ -394,6 +394,77 @@ async def test_an_operators_word_is_booked_in_full(kind: str) -> None:
         await it.ask("reserve", operator, id="r", scope="project:alpha", usd="0")
         await it.ask("commit", operator, id="r", scope="project:alpha", usd="1001")
         assert (await it.tracker.own_status("")).remaining_micro_usd == -1_000_000
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_an_operator_decides_about_a_claim_and_undoes_a_booking(kind: str) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget("", limit_usd="1000")
+        mine = it.token("submit", "read", bounds=Bounds(project_id="alpha"))
+        operator = it.token("admin", "read")
+        await it.ask("reserve", mine, id="r", scope="project:alpha", usd="1")
+        await it.ask("commit", mine, id="r", scope="project:alpha", usd="1000000")
+        shown = (await it.status("", operator)).json
+        assert (shown["unacceptedUsd"], shown["remainingUsd"]) == ("999999.00", "999.00")
+        for _ in range(2):
+            accepted = await it.ask(
+                "adjust", operator, id="a", scope="", action="accept", usd="5", reason="invoice"
+            )
+            assert accepted.status == 200
+            assert accepted.json["overrunUsd"] == "5.00"
+            assert accepted.json["unacceptedUsd"] == "999994.00"
+        rejected = await it.ask(
+            "adjust", operator, id="b", scope="", action="reject", reason="a lie"
+        )
+        assert "unacceptedUsd" not in rejected.json
+        undone = await it.ask(
+            "adjust", operator, id="c", scope="project:alpha", usd="-999999", reason="the same"
+        )
+        assert (undone.json["spentUsd"], undone.json["overrunUsd"]) == ("1.00", "0.00")
+        assert it.client.engine.asked_budgets == 4
+        # What was sent twice was done once, and stands in the audit log once.
+        rows = (await it.client.app.api.audit.page()).rows
+        assert [row.action for row in rows] == ["budget.adjust", "budget.reject", "budget.accept"]
+        assert b"invoice" in bytes(rows[2].detail)
+        # Its journal shows the tenant what was decided about its own scope, and of no other.
+        journal = await it.tracker.journal("project:alpha")
+        assert [entry.call.value for entry in journal][:2] == ["adjust", "commit"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"reason": " "}, "reason"),
+        ({"reason": "x" * 501}, "reason"),
+        ({"id": ""}, "id"),
+        ({"usd": "0"}, "usd"),
+        ({"usd": "-0.01"}, "usd"),
+        ({"usd": "1e30"}, "usd"),
+        ({"action": "accept", "tokens": 1}, "tokens"),
+        ({"action": "accept", "usd": "-1"}, "usd"),
+        ({"action": "forget"}, "action"),
+        ({"scope": "no scope"}, "scope"),
+    ],
+)
+async def test_a_wrong_adjustment_is_refused_by_its_field(
+    change: dict[str, object], field: str
+) -> None:
+    async with bank("store") as it:
+        body = {"id": "a", "scope": "", "usd": "1", "reason": "because"}
+        if "action" in change:
+            del body["usd"]
+        refused = await it.ask("adjust", it.token("admin"), **(body | change))
+        assert (refused.status, refused.json["details"]["field"]) == (400, field)
+
+
+async def test_only_an_operator_adjusts_and_an_id_means_one_thing() -> None:
+    async with bank("store") as it:
+        body = {"id": "a", "scope": "", "usd": "1", "reason": "because"}
+        assert (await it.ask("adjust", it.token("submit", "read", "cancel"), **body)).status == 403
+        operator = it.token("admin")
+        assert (await it.ask("adjust", operator, **body)).status == 200
+        again = await it.ask("adjust", operator, **(body | {"usd": "2"}))
+        assert (again.status, again.json["code"]) == (409, "reservation_conflict")
 
 
 async def test_changes_need_submit_and_looking_needs_read() -> None:

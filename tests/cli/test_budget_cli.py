@@ -26,7 +26,7 @@ from headgate.cli.main import run
 from headgate.core.budgets.burn_rate import BurnRate
 from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.reservations import Call, Charge, Delta
-from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.scopes import ROOT, Scope, Tenant
 from headgate.core.money import MicroUsd, Tokens
 
 REFERENCE = Path(__file__).parent.parent.parent / "docs/reference/budget-cli.md"
@@ -254,8 +254,39 @@ def test_a_journal_row_names_the_innermost_scopes_and_the_changes() -> None:
         "+$0.05",
         "-$0.07",
         "",
+        "",
         "+1,500 spent, -2,000 reserved",
     )
+
+
+def test_a_wrong_booking_is_undone_once_and_never_below_nothing(
+    data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = data_home / "headgate" / "budget.db"
+
+    async def a_lie(tracker: LedgerTracker) -> None:
+        token = await tracker.reserve("project:alpha", "1")
+        await tracker.commit(token, "1000000", tenant=Tenant(project_id="alpha"))
+        token = await tracker.reserve("project:beta", "1")
+        await tracker.commit(token, "999001")
+
+    prepare(path, a_lie)
+    assert run(["budget", "status"]) == 0
+    assert "Unaccepted: $999999.00" in capsys.readouterr().out
+    undo = ["budget", "adjust", "root", "--usd=-999000", "--id", "typo", "--reason", "a typo"]
+    for _ in range(2):
+        assert run(undo) == 0
+        out = capsys.readouterr().out
+        assert out == (
+            "Adjusted root: $2.00 spent, $0.00 overrun, $999999.00 claimed and not accepted\n"
+        )
+    assert run(["budget", "adjust", "root", "--usd=-3"]) != 0
+    assert "name at most that" in capsys.readouterr().err
+    assert run(["budget", "adjust", "root", "--accept", "--usd", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["overrun_micro_usd"] == 7_000_000
+    assert run(["budget", "adjust", "root", "--reject"]) == 0
+    assert "$0.00 claimed" in capsys.readouterr().out
+    assert run(["budget", "adjust", "root", "--accept", "--reject"]) != 0
 
 
 def test_the_journal_is_a_table_newest_first(
@@ -266,7 +297,8 @@ def test_the_journal_is_a_table_newest_first(
     title, header, newest, older = capsys.readouterr().out.splitlines()
     assert title == "Journal of session:eval-2026-04-12: the latest 2 changes"
     assert header.split() == [
-        *("at", "call", "reservation", "scope", "spent", "reserved", "overrun", "tokens")
+        *("at", "call", "reservation", "scope"),
+        *("spent", "reserved", "overrun", "unaccepted", "tokens"),
     ]
     assert "reserve" in newest
     assert "+$1.20" in newest

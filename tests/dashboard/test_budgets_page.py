@@ -32,6 +32,7 @@ LOCKED = "[auth]\nrequired = true\n"
 EVAL = "/ui/budgets?scope=session%3Aeval"
 ACTIONS = (
     ("/ui/budgets/limit", {"scope": "session:eval", "limit_usd": "5", "window": "none"}),
+    ("/ui/budgets/decide", {"scope": "root", "action": "accept", "id": "a", "reason": "b"}),
     ("/ui/budgets/remove", {"scope": "session:eval"}),
     ("/ui/budgets/reset", {"scope": "session:eval"}),
 )
@@ -211,6 +212,30 @@ async def test_a_budget_is_made_removed_and_said_by_the_file_again(tmp_path: Pat
         assert (await budget_of(app, "session:eval"))["limitUsd"] == "1.00"
         await browser.act("/ui/budgets/limit", {"scope": "root", "limit_usd": "20"})
         assert (await budget_of(app, ""))["limitUsd"] == "20.00"
+
+
+async def test_what_is_claimed_is_shown_and_decided_with_a_reason(tmp_path: Path) -> None:
+    async with serving(tmp_path, BUDGETS + LOCKED) as (service, app):
+        mine = await token_of(service, "submit", bounds=Bounds(project_id="search"))
+        for verb, usd in (("reserve", "0"), ("commit", "12")):
+            body = json.dumps({"id": "r", "scope": "project:search", "usd": usd}).encode()
+            headers = {"authorization": f"Bearer {mine}"}
+            await answer_of(app, "POST", f"/budgets/{verb}", body, headers=headers)
+        browser = Browser(app)
+        await logged_in(browser, await token_of(service))
+        assert "$12.00 claimed beyond a limit" in text_of((await browser.get("/")).body)
+        assert "$12.00 claimed and not accepted." in text_of(
+            (await browser.get("/ui/budgets")).body
+        )
+        page = await browser.get("/ui/budgets?scope=")
+        assert "Claimed and not accepted" in text_of(page.body)
+        fields = {"scope": "root", "action": "reject", "id": "d1", "reason": ""}
+        _, said = await browser.act("/ui/budgets/decide", fields)
+        assert said.startswith("Not done:"), said
+        page, said = await browser.act("/ui/budgets/decide", fields | {"reason": "a lie"})
+        assert said == "Done: what was claimed of the whole service is rejected."
+        assert "Claimed and not accepted" not in text_of(page.body)
+        assert "rejected" in text_of(page.body)
 
 
 async def test_the_token_budget_of_a_project_is_changed_with_the_project(tmp_path: Path) -> None:

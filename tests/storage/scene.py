@@ -13,7 +13,7 @@ import pytest
 
 from headgate.core.admission import QueueLimits
 from headgate.core.budgets.ledger import Clock, Limit, ReserveRequest
-from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.scopes import ROOT, Scope, Tenant
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import Finish, TryAgain, Usage
 from headgate.core.money import Tokens
@@ -221,6 +221,7 @@ class Scene:
         cost: Usage = COST,
         result: msgspec.Raw | None = None,
         closure: GateClosure | None = None,
+        tenant: Tenant | None = None,
     ) -> Settlement:
         """Make the end of an attempt."""
         return Settlement(
@@ -229,6 +230,7 @@ class Scene:
             step=step,
             cost=cost,
             result=None if result is None else bytes(result).decode(),
+            tenant=tenant,
             closure=closure,
         )
 

@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 
+from headgate.cli.doctor_checks import Finding, claim_findings
 from headgate.core.budgets.ledger import Limit
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import ROOT, Scope, Tenant
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Usage
 from headgate.core.money import MicroUsd
 from headgate.core.task import TaskRecord, Terms
 from headgate.core.task_view import snapshot_of
 from headgate.storage.sql_store import StoreLedger
 from headgate.storage.store import Overdue, Visit
+from headgate.storage.transaction import Transaction
 from storage.scene import AGAIN, AWAY, DONE, FAILED, HERE, LEASE_SECONDS, Place, Scene
 
 WORKER = "worker-1"
@@ -185,3 +187,50 @@ async def give_up(scene: Scene, *, attempt: int) -> list[str]:
     overdue = [Overdue(task_id="t1", attempt=attempt)]
     records = await scene.store.give_up(scene.epoch, overdue)
     return [record.task.status.value for record in records]
+
+
+@pytest.mark.parametrize("limit", [None, 40])
+async def test_what_a_worker_claims_of_others_budgets_waits_for_an_operator(
+    place: Place, limit: int | None
+) -> None:
+    tenant = Tenant(project_id="search")
+    async with place.scene() as scene:
+        ledger = StoreLedger(scene.store)
+        if limit is not None:
+            await ledger.set_limit(Scope("project:search"), Limit(limit_micro_usd=MicroUsd(limit)))
+        await scene.run("t1")
+        await scene.settle("t1", cost=Usage(tokens=100, micro_usd=1_000), tenant=tenant)
+        found = {account.scope: account.balance for account in await ledger.accounts(ROOT)}
+        counted = 0 if limit is None else limit - 10
+        for scope in (ROOT, Scope("session:s")):
+            assert found[scope].spent_micro_usd == 10
+            assert found[scope].overrun_micro_usd == counted
+            assert found[scope].unaccepted_micro_usd == 990 - counted
+        assert found[Scope("project:search")].overrun_micro_usd == 990
+        findings = await scene.store.run(claims)
+        assert [one.verdict for one in findings] == ["warn", "warn"]
+        assert "headgate budget adjust root --accept" in findings[0].advice
+
+
+def claims(transaction: Transaction, _: float) -> list[Finding]:
+    return list(claim_findings(transaction))
+
+
+async def test_a_ledger_outside_is_told_whose_claim_a_cost_is(place: Place) -> None:
+    async with place.scene(keeps_ledger=False) as scene:
+        for name, tenant in (
+            ("t1", None),
+            ("t2", Tenant(agent_id="coder")),
+            ("t3", Tenant(project_id="search", agent_id="coder")),
+            ("t4", Tenant()),
+        ):
+            await scene.run(name)
+            await scene.settle(name, tenant=tenant)
+        told = await scene.store.outbox(limit=9)
+        assert [one.tenant for one in told] == [
+            None,
+            Tenant(agent_id="coder"),
+            Tenant(project_id="search", agent_id="coder"),
+            # What is bound to nothing may charge everything.
+            None,
+        ]

@@ -15,13 +15,14 @@ from typing import Literal
 
 import msgspec
 
-from headgate.api.api import Api, Route
+from headgate.api.api import Api, Route, actor_of
 from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import JournalBody, JournalEntryBody
 from headgate.api.schema.tasks import (
+    AdjustBody,
     BudgetLimitBody,
     BudgetStatusBody,
     CommitBody,
@@ -37,17 +38,20 @@ from headgate.api.submission import check_unknown, read_body
 from headgate.budgets.status import ScopeStatus, empty_status
 from headgate.budgets.tracker import ReservationToken
 from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rates, exhausted_at
-from headgate.core.budgets.ledger import JournalEntry
+from headgate.core.budgets.ledger import Adjustment, JournalEntry
 from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import plain_usd
 from headgate.core.task_view import exact_moment
 from headgate.errors import IllegalSettlementError, InvalidFieldError
+from headgate.storage.audit import AuditEntry, Detail
 
 OK = 200
 MAX_ID_LENGTH = 128
+MAX_REASON_LENGTH = 500
 
 _SCOPE_DIGITS = 24
+_AUDIT_DIGITS = 32
 _FIELDS = {
     "amount_usd": "usd",
     "actual_usd": "usd",
@@ -137,6 +141,58 @@ async def release(api: Api, request: Request, _: str) -> Response:
     return _settled(body.id, scope, "released")
 
 
+async def adjust(api: Api, request: Request, _: str) -> Response:
+    """Change what is booked in a scope, or decide about what tenants claim there."""
+    body = read_body(await request.json_body(), AdjustBody)
+    status = await adjusted(api, request, body)
+    report = BudgetReport(status=status, rates={}, waiting={}, now=api.tracker.ledger.now())
+    return json_response(OK, _status(report, status))
+
+
+async def adjusted(api: Api, request: Request, body: AdjustBody) -> ScopeStatus:
+    """Change a balance by the word of an operator, note who did, and return it."""
+    scope = own_scope(body.scope, request.caller)
+    if not body.reason.strip() or len(body.reason) > MAX_REASON_LENGTH:
+        raise InvalidFieldError("reason", f"say why, in 1 to {MAX_REASON_LENGTH} characters")
+    _check_given_id(body.id)
+    name = f"adjust:{body.id}"
+    with _in_words_of_the_operator(body.id, scope):
+        status = await api.tracker.adjust(
+            scope,
+            body.usd,
+            tokens=body.tokens,
+            call=Adjustment(body.action),
+            adjustment_id=name,
+        )
+    detail: Detail = {"id": body.id, "action": body.action, "reason": body.reason}
+    amounts = {"usd": body.usd, "tokens": body.tokens}
+    detail |= {key: str(amount) for key, amount in amounts.items() if amount is not None}
+    # Written under its own id, so that the repeat of a lost answer is one entry, and not none.
+    digest = hashlib.sha256(name.encode()).hexdigest()[:_AUDIT_DIGITS]
+    await api.audit.write(
+        AuditEntry(
+            id=digest,
+            actor=actor_of(request),
+            action=f"budget.{body.action}",
+            subject=scope or "(root)",
+            detail=detail,
+        )
+    )
+    api.engine.ask_budgets()
+    return status
+
+
+@contextmanager
+def _in_words_of_the_operator(given_id: str, scope: Scope) -> Iterator[None]:
+    try:
+        yield
+    except IllegalSettlementError:
+        line = f"adjustment '{given_id}' was made with other parameters; use a new id"
+        raise ApiError(
+            "reservation_conflict", line, details={"id": given_id, "scope": scope}
+        ) from None
+
+
 async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
     """Return a scope and everything within it; without one, that of the caller.
 
@@ -193,10 +249,14 @@ def _in_words_of_the_caller(given_id: str, scope: Scope) -> Iterator[str]:
         raise ApiError(code, line, details=details) from None
 
 
-def _id_within(scope: Scope, given_id: str) -> str:
+def _check_given_id(given_id: str) -> None:
     if not given_id or len(given_id) > MAX_ID_LENGTH or not given_id.isprintable():
         problem = f"has 1 to {MAX_ID_LENGTH} printable characters"
         raise InvalidFieldError("id", problem)
+
+
+def _id_within(scope: Scope, given_id: str) -> str:
+    _check_given_id(given_id)
     digest = hashlib.sha256(scope.encode()).hexdigest()[:_SCOPE_DIGITS]
     return f"http:{digest}:{given_id}"
 
@@ -383,6 +443,8 @@ def _status(report: BudgetReport, status: ScopeStatus) -> BudgetStatusBody:
         overrun_tokens=status.overrun_tokens,
         limit_tokens=status.limit_tokens,
         remaining_tokens=status.remaining_tokens,
+        unaccepted_usd=dollars_or_none(status.unaccepted_micro_usd or None),
+        unaccepted_tokens=status.unaccepted_tokens,
         resets_at=None if status.resets_at is None else exact_moment(status.resets_at),
         burn_usd_per_hour=plain_usd(rate.micro_usd_per_hour) if is_measured else None,
         burn_tokens_per_hour=rate.tokens_per_hour if is_measured else None,
@@ -407,6 +469,8 @@ def _entry(entry: JournalEntry, caller: Caller) -> JournalEntryBody:
         spent_tokens=delta.spent_tokens,
         reserved_tokens=delta.reserved_tokens,
         overrun_tokens=delta.overrun_tokens,
+        unaccepted_usd=plain_usd(delta.unaccepted_micro_usd),
+        unaccepted_tokens=delta.unaccepted_tokens,
     )
 
 
@@ -470,6 +534,16 @@ ROUTES = (
         body=ReservationNameBody,
         responses={200: SettledBody},
         errors=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/budgets/adjust",
+        adjust,
+        "change what is booked in a scope, or accept or reject what is claimed there",
+        "admin",
+        body=AdjustBody,
+        responses={200: BudgetStatusBody},
+        errors=("reservation_conflict",),
     ),
     Route(
         "GET",

@@ -1,4 +1,4 @@
-"""`headgate budget`: set limits, see what is spent, read the journal, give money back."""
+"""`headgate budget`: set limits, see what is spent, read the journal, put right what is wrong."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import msgspec
 
 from headgate.budgets.connect import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of
 from headgate.budgets.status import ScopeStatus
-from headgate.cli.connection import data_directory
+from headgate.cli.connection import Connection, connect, data_directory
 from headgate.cli.output import print_json, print_table
 from headgate.core.budgets.burn_rate import BurnRate, burn_rate, exhausted_at, last_read_at
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, JournalEntry
+from headgate.core.budgets.ledger import MAX_ACCOUNTS, Adjustment, JournalEntry
 from headgate.core.budgets.reservations import Delta
 from headgate.core.budgets.scopes import Scope, ancestors, is_within, leaf_kind, parse_scope
 from headgate.core.budgets.windows import window_words
-from headgate.core.money import format_usd
+from headgate.core.money import format_usd, plain_usd
 from headgate.errors import InvalidScopeError, InvalidSettingError, LedgerUnavailableError, utc_time
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 ROWS_SHOWN = 50
 NOT_KNOWN = "not known, there is no steady spending to go by"
-JOURNAL_HEADER = ("at", "call", "reservation", "scope", "spent", "reserved", "overrun", "tokens")
+JOURNAL_HEADER = (
+    *("at", "call", "reservation", "scope"),
+    *("spent", "reserved", "overrun", "unaccepted", "tokens"),
+)
 
 
 class Parent(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +89,8 @@ def report_lines(report: BudgetReport) -> Iterator[str]:
     if status.overrun_micro_usd:
         overrun = format_usd(status.overrun_micro_usd)
         yield f"Overrun: {overrun} of what was spent was never reserved"
+    if status.unaccepted_micro_usd or status.unaccepted_tokens:
+        yield f"Unaccepted: {_unaccepted(status)}, claimed beyond a limit; it does not count"
     if _used_tokens(status) or status.reserved_tokens or status.limit_tokens is not None:
         yield f"Tokens: {_tokens(status)}, {status.reserved_tokens:,} reserved"
     if report.rate.measured_seconds:
@@ -122,6 +127,7 @@ def journal_row(entry: JournalEntry) -> tuple[str, ...]:
         _change(delta.spent_micro_usd),
         _change(delta.reserved_micro_usd),
         _change(delta.overrun_micro_usd),
+        _change(delta.unaccepted_micro_usd),
         _token_change(delta),
     )
 
@@ -132,6 +138,12 @@ def _spent(status: ScopeStatus) -> str:
     if limit is None:
         return format_usd(spent)
     return f"{format_usd(spent)} / {format_usd(limit)}{_percent(spent, limit)}"
+
+
+def _unaccepted(status: ScopeStatus) -> str:
+    tokens = f"{status.unaccepted_tokens:,} tokens" if status.unaccepted_tokens else ""
+    usd = format_usd(status.unaccepted_micro_usd) if status.unaccepted_micro_usd else ""
+    return " and ".join(part for part in (usd, tokens) if part)
 
 
 def _used(status: ScopeStatus) -> str:
@@ -237,6 +249,7 @@ def _token_change(delta: Delta) -> str:
         "spent": delta.spent_tokens,
         "reserved": delta.reserved_tokens,
         "overrun": delta.overrun_tokens,
+        "unaccepted": delta.unaccepted_tokens,
     }
     return ", ".join(f"{amount:+,} {name}" for name, amount in parts.items() if amount)
 
@@ -288,6 +301,12 @@ class LedgerOptions:
             "--postgres-url": postgres_url,
             "--sqlite-path": sqlite_url,
         }
+
+    @property
+    def service(self) -> str | None:
+        """The address of a service that is to do it, None if a ledger is named."""
+        url = self.urls["--url"]
+        return url if url and scheme_of(url) in ("http", "https") else None
 
     def url(self, *, creates: bool) -> str:
         """Return the URL of the ledger, or say what is wrong with the options.
@@ -559,6 +578,78 @@ def release(*, ledger: LedgerOptions, reservation_id: str, yes: bool) -> None:
         return
     ask(ledger, lambda tracker: tracker.release(reservation_id))
     click.echo(f"Released {reservation_id}")
+
+
+@budget.command(
+    epilog="""\b
+Examples:
+  headgate budget adjust root --usd=-999001 --reason "an agent's typing error"
+  headgate budget adjust root --accept --url http://127.0.0.1:7420 --reason "seen on the invoice"
+  headgate budget adjust project:web --reject --usd 12.50
+"""
+)
+@click.argument("scope")
+@click.option("--usd", metavar="DOLLARS", help="What to add; a negative amount is taken away.")
+@click.option("--tokens", type=int, help="The same, in tokens.")
+@click.option("--accept", is_flag=True, help="Count what tenants claim, all or so much.")
+@click.option("--reject", is_flag=True, help="Drop what tenants claim, all or so much.")
+@click.option("--reason", default="", help="Why, for the audit log of a service.")
+@click.option("--id", "adjustment_id", help="A name of your own: the same again changes nothing.")
+@click.option("--token", help="Who asks a service.  [default: HEADGATE_TOKEN]")
+@_json_option
+@ledger_options
+def adjust(
+    *,
+    ledger: LedgerOptions,
+    scope: str,
+    usd: str | None,
+    tokens: int | None,
+    accept: bool,
+    reject: bool,
+    reason: str,
+    adjustment_id: str | None,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """Change what is booked in one scope, or decide about what tenants claim there.
+
+    Never more is taken away than is booked. With --url http://… a service does it, and notes who
+    did and why.
+    """
+    from headgate.budgets.tracker import new_reservation_id  # noqa: PLC0415  slow to load
+
+    name = _scope(scope, None) or ""
+    if accept and reject:
+        raise InvalidSettingError("--accept and --reject", "choose one of them")
+    call = Adjustment.ACCEPT if accept else Adjustment.REJECT if reject else Adjustment.ADJUST
+    chosen_id = adjustment_id or new_reservation_id()
+    service = ledger.service
+    if service is not None:
+        with connect(Connection(service, token)) as client:
+            body = client.adjust_budget(
+                chosen_id, name, action=call.value, usd=usd, tokens=tokens, reason=reason
+            )
+        if as_json:
+            print_json(body)
+        else:
+            _tell(name, body.spent_usd, body.overrun_usd, body.unaccepted_usd or "0.00")
+        return
+
+    async def change(tracker: LedgerTracker) -> ScopeStatus:
+        given = f"adjust:{chosen_id}"
+        return await tracker.adjust(name, usd, tokens=tokens, call=call, adjustment_id=given)
+
+    changed = ask(ledger, change)
+    if as_json:
+        print_json(changed)
+        return
+    amounts = (changed.spent_micro_usd, changed.overrun_micro_usd, changed.unaccepted_micro_usd)
+    _tell(name, *map(plain_usd, amounts))
+
+
+def _tell(scope: str, spent: str, overrun: str, claimed: str) -> None:
+    line = f"Adjusted {scope or ROOT_NAME}: ${spent} spent, ${overrun} overrun"
+    click.echo(f"{line}, ${claimed} claimed and not accepted")
 
 
 def _scope(scope: str | None, session: str | None) -> str | None:

@@ -28,6 +28,7 @@ from headgate.config.loading import variables_of, variables_of_slot
 from headgate.config.slot_keys import read_key
 from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.fair_share import hour_of
+from headgate.core.money import format_usd
 from headgate.errors import HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import (
@@ -39,6 +40,7 @@ from headgate.executors.targets import (
 )
 from headgate.providers.prices import PriceList, price_advice
 from headgate.storage.data_lock import Holder, holder_of, is_held, store_folders
+from headgate.storage.ledger import unaccepted
 from headgate.storage.migrations import schema_version
 from headgate.storage.sql_store import PARTS
 from headgate.storage.transaction import Database, Transaction
@@ -192,6 +194,7 @@ def _versions(database: Database, name: str, settings: Settings) -> Iterator[Fin
             now, prices = time.time(), PriceList(settings.price_overrides)
             yield from price_findings(transaction, now, prices)
             yield from silence_findings(transaction, now, target_estimates(settings.all_targets))
+            yield from claim_findings(transaction)
     finally:
         database.rollback()
         database.close()
@@ -234,8 +237,21 @@ def silence_findings(
         yield ok("estimates", "work in limited budgets reports what it used, or has an estimate")
 
 
+def claim_findings(transaction: Transaction) -> Iterator[Finding]:
+    """Look for budgets in which tenants claim more than they may spend."""
+    found = unaccepted(transaction, most=MAX_CLAIMS)
+    for scope, micro_usd, tokens in found:
+        amounts = f"{format_usd(micro_usd)} and {tokens:,} tokens"
+        line = f"{scope or '(root)'}: {amounts} are claimed and not accepted, and do not count"
+        advice = f"decide with `headgate budget adjust {scope or 'root'} --accept` or `--reject`"
+        yield warn("claims", line, advice)
+    if not found:
+        yield ok("claims", "no tenant claims more than its budgets allow")
+
+
 # Whether targets could be used: reachable, there to be run, importable; nothing is sent or run.
 
+MAX_CLAIMS = 10
 CONNECT_SECONDS = 3.0
 _PORTS = {"http": 80, "https": 443}
 

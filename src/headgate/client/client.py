@@ -458,6 +458,27 @@ class Client:
         }
         return await self._ledger("create", given_keys(body), BudgetLimitBody)
 
+    async def adjust_budget(
+        self,
+        adjustment_id: str,
+        scope: str,
+        *,
+        reason: str,
+        action: str = "adjust",
+        usd: Amount | None = None,
+        tokens: int | None = None,
+    ) -> BudgetStatusBody:
+        """Change what is booked in a scope, or `accept` or `reject` what is claimed there."""
+        body = {
+            "id": adjustment_id,
+            "scope": scope,
+            "action": action,
+            "usd": usd,
+            "tokens": tokens,
+            "reason": reason,
+        }
+        return await self._ledger("adjust", given_keys(body), BudgetStatusBody)
+
     async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""
         return await self.request(

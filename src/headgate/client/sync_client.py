@@ -453,6 +453,27 @@ class SyncClient:
         }
         return self._ledger("create", given_keys(body), BudgetLimitBody)
 
+    def adjust_budget(
+        self,
+        adjustment_id: str,
+        scope: str,
+        *,
+        reason: str,
+        action: str = "adjust",
+        usd: Amount | None = None,
+        tokens: int | None = None,
+    ) -> BudgetStatusBody:
+        """Change what is booked in a scope, or `accept` or `reject` what is claimed there."""
+        body = {
+            "id": adjustment_id,
+            "scope": scope,
+            "action": action,
+            "usd": usd,
+            "tokens": tokens,
+            "reason": reason,
+        }
+        return self._ledger("adjust", given_keys(body), BudgetStatusBody)
+
     def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
         """Return what a scope and everything within it has used and holds."""
         return self.request(

@@ -20,13 +20,16 @@ from headgate.api.admin import overridden_fields, patch
 from headgate.api.budgets import (
     BudgetReport,
     JournalPage,
+    adjusted,
     budget_stats,
     budgets_around,
     charged,
     journal_page,
 )
 from headgate.api.schema.admin import BudgetPatchBody, ProjectPatchBody
+from headgate.api.schema.tasks import AdjustBody
 from headgate.budgets.status import ScopeStatus
+from headgate.budgets.tracker import new_reservation_id
 from headgate.config import Settings
 from headgate.config.budget_limits import ROOT_NAME, budgets
 from headgate.core.budgets.alerts import NEARLY_USED_UP
@@ -126,6 +129,13 @@ def _bar(
     return BudgetBar(parts=parts, limit=limit, words=words)
 
 
+def claimed_words(status: ScopeStatus) -> str:
+    """Return what tenants claim in a scope and nobody has accepted; empty where it is nothing."""
+    money, tokens = status.unaccepted_micro_usd, status.unaccepted_tokens
+    parts = (exact_usd(money) if money else "", f"{count(tokens)} tokens" if tokens else "")
+    return " and ".join(part for part in parts if part)
+
+
 def ending(status: ScopeStatus, rate: BurnRate, ends_at: float | None) -> Ending:
     """Return when one of the limits of a scope is reached at its rate."""
     used = status.used_share
@@ -195,6 +205,11 @@ class ScopeRow(msgspec.Struct, frozen=True, kw_only=True):
     def bars(self) -> list[BudgetBar]:
         """What is drawn of it, one bar a unit."""
         return bars_of(self.status)
+
+    @property
+    def claimed(self) -> str:
+        """What tenants claim and nobody has accepted; empty where it is nothing."""
+        return claimed_words(self.status)
 
     @property
     def window(self) -> str:
@@ -410,6 +425,8 @@ async def show(view: View, _: str) -> Page:
         "has_limits": any(row.used is not None for row in rows),
         "overridden": _overridden(view),
         "limit": _limit_form(view, report.status),
+        "claimed": claimed_words(report.status) if is_one else "",
+        "claim_id": new_reservation_id(),
         "windows": WINDOWS,
         "labels": BUDGET_FIELDS,
         "typed": _typed(query),
@@ -439,6 +456,25 @@ async def set_limit(view: View, _: str, form: Form) -> Done:
             await patch(view.api, view.request, "budgets", scope or ROOT_NAME, wanted)
         amounts = _amounts(_limit_of(config.settings, scope))
         return f"the budget of {name} is set to {amounts}; tasks that waited for it are asked again"
+
+    return await changed_or_said(_back(form), change, BUDGET_FIELDS)
+
+
+async def decide(view: View, _: str, form: Form) -> Done:
+    """Accept or reject all that tenants claim in a scope."""
+
+    async def change() -> str:
+        scope, action = _scope(form), form.get("action")
+        if action not in ("accept", "reject"):
+            raise CallerError("choose to accept or to reject it")
+        body = AdjustBody(
+            id=form.get("id"),
+            scope=scope,
+            action="accept" if action == "accept" else "reject",
+            reason=form.get("reason"),
+        )
+        await adjusted(view.api, view.request, body)
+        return f"what was claimed of {scope_words(scope)} is {action}ed"
 
     return await changed_or_said(_back(form), change, BUDGET_FIELDS)
 
@@ -574,6 +610,7 @@ def _line(entry: JournalEntry, scopes: list[Scope]) -> JournalLine:
             ("Spent", delta.spent_micro_usd, delta.spent_tokens),
             ("Reserved", delta.reserved_micro_usd, delta.reserved_tokens),
             ("Overrun", delta.overrun_micro_usd, delta.overrun_tokens),
+            ("Unaccepted", delta.unaccepted_micro_usd, delta.unaccepted_tokens),
         ),
     )
 
@@ -632,6 +669,7 @@ def _typed(query: Mapping[str, str]) -> dict[str, str] | None:
 ROUTES: tuple[PageRoute, ...] = (
     page_route(BUDGETS, show),
     action_route(f"{BUDGETS}/limit", set_limit),
+    action_route(f"{BUDGETS}/decide", decide),
     action_route(f"{BUDGETS}/remove", remove_limit),
     action_route(f"{BUDGETS}/reset", reset_limit),
 )

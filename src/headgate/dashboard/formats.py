@@ -86,6 +86,9 @@ BOOKINGS = {
     "commit": "booked",
     "release": "given back",
     "expire": "ran out",
+    "adjust": "adjusted",
+    "accept": "accepted",
+    "reject": "rejected",
 }
 """What was asked of a reservation, as the journal says it."""
 

@@ -33,7 +33,7 @@ from headgate.core.fair_share import Share
 from headgate.core.money import MICRO_PER_USD
 from headgate.core.slots.status import SlotBody
 from headgate.core.text import usd
-from headgate.dashboard.budgets import BudgetBar, bars_of, state_of
+from headgate.dashboard.budgets import BudgetBar, bars_of, claimed_words, state_of
 from headgate.dashboard.formats import SlotBar, bar_of, capital
 from headgate.dashboard.lists import may_open, project_href, scope_href, slot_href
 from headgate.dashboard.page import (
@@ -248,14 +248,17 @@ def of_switches(is_paused: bool, projects: Mapping[str, ProjectSettings]) -> Ite
 
 
 def of_budgets(status: ScopeStatus) -> Iterator[Notice]:
-    """Yield the scopes that have no room, or nearly none; of very many only how many they are."""
+    """Yield the scopes that have no room, or nearly none, and where claims are to be decided.
+
+    Of very many only how many they are.
+    """
     found = sorted(_of_budgets(status), key=lambda notice: notice.tone != "bad")
     yield from found[:MAX_BUDGETS]
     if more := found[MAX_BUDGETS:]:
         yield Notice(
             tone=more[0].tone,
             title=f"{len(more)} more {'budget is' if len(more) == 1 else 'budgets are'} used up",
-            text="Or nearly so: the page of budgets has them all.",
+            text="Or nearly so, or has claims to decide: the page of budgets has them all.",
             href="/ui/budgets",
         )
 
@@ -272,6 +275,14 @@ def _of_budgets(status: ScopeStatus) -> Iterator[Notice]:
             href=scope_href(status.scope),
             until=status.resets_at,
             until_word="Next frees room",
+        )
+    if words := claimed_words(status):
+        yield Notice(
+            tone="warning",
+            title="The budget of" if status.scope else f"The budget of {ROOT_WORDS}",
+            name=status.scope,
+            text=f"has {words} claimed beyond a limit: an operator accepts or rejects it.",
+            href=scope_href(status.scope),
         )
     for child in status.children:
         yield from _of_budgets(child)

@@ -138,7 +138,7 @@ class Engine:
         self.store, self.settings, self.executors = store, settings, executors
         self.ledger = ledger = None if ledger is None else WatchedLedger(ledger)
         self._outbox = (
-            None if ledger is None else SettlementOutbox(store, ledger, settled=self._ask_budgets)
+            None if ledger is None else SettlementOutbox(store, ledger, settled=self.ask_budgets)
         )
         self._ids = TaskIds()
         self.feed = EventFeed(store.now)
@@ -520,8 +520,8 @@ class Engine:
     def _call_worker(self, worker_id: str) -> None:
         self.workers.call(worker_id)
 
-    def _ask_budgets(self) -> None:
-        """Ask again for what waits for budgets: the ledger outside the store has changed."""
+    def ask_budgets(self) -> None:
+        """Ask again for what waits for budgets: the ledger has changed."""
         dispatch_state = self.dispatcher.dispatch_state
         if dispatch_state is not None and dispatch_state.parking.refusals:
             dispatch_state.ask_budgets_again()

@@ -102,7 +102,12 @@ class AuditLog:
         self, actor: Actor, action: str, subject: str = "", detail: Detail | None = None
     ) -> None:
         """Write one entry; the answer means that it is on disk."""
-        entry = AuditEntry(actor=actor, action=action, subject=subject, detail=detail or {})
+        await self.write(
+            AuditEntry(actor=actor, action=action, subject=subject, detail=detail or {})
+        )
+
+    async def write(self, entry: AuditEntry) -> None:
+        """Write an entry, once however often; the answer means that it is on disk."""
         await self._access.run(partial(_write_one, entry=entry))
 
     async def page(self, *, before: int | None = None, limit: int = 100) -> AuditPage:

@@ -361,6 +361,12 @@ _BALANCES_FROM = Lookup(
 )
 _DEPTH = "LENGTH(scope) - LENGTH(REPLACE(scope, '/', ''))"
 
+_UNACCEPTED = """
+    SELECT scope, CAST(SUM(unaccepted_micro_usd) AS BIGINT) AS usd,
+        CAST(SUM(unaccepted_tokens) AS BIGINT) AS tokens
+    FROM ledger_balances WHERE unaccepted_micro_usd > 0 OR unaccepted_tokens > 0
+    GROUP BY scope ORDER BY usd DESC, tokens DESC, scope LIMIT ?
+"""
 _LOCK = "SELECT 1 FROM ledger_balances WHERE scope = '' AND bucket_start = 0 FOR UPDATE"
 _DUE = (
     f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
@@ -538,6 +544,12 @@ def limited_accounts(
     state.limits = {row[0]: to_limit(*row[1:]) for row in rows}
     _load_balances(transaction, state, list(state.limits), now)
     return [state.account(scope, now) for scope in state.limits]
+
+
+def unaccepted(transaction: Transaction, *, most: int) -> list[tuple[Scope, int, int]]:
+    """Return the scopes with the most that is claimed and not accepted: dollars and tokens."""
+    rows = transaction.read(_UNACCEPTED, (most,))
+    return [(Scope(row[0]), row[1], row[2]) for row in rows]
 
 
 def journal(

@@ -327,6 +327,8 @@ class JournalEntryBody(msgspec.Struct, kw_only=True, rename="camel"):
     spent_tokens: int
     reserved_tokens: int
     overrun_tokens: int
+    unaccepted_usd: str
+    unaccepted_tokens: int
 
 
 class JournalBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):

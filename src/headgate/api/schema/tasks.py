@@ -300,6 +300,21 @@ class CommitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel
     tokens: int = 0
 
 
+class AdjustBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """What an operator does to one scope, and to no other, and why.
+
+    `adjust` adds to what is booked, or takes away what is negative. `accept` and `reject` decide
+    about what tenants claim; without amounts, about all of it.
+    """
+
+    id: str
+    scope: str
+    action: Literal["adjust", "accept", "reject"] = "adjust"
+    usd: str | int | float | None = None
+    tokens: int | None = None
+    reason: str
+
+
 class ReservationBody(msgspec.Struct, kw_only=True, rename="camel"):
     """A reservation as it stands; while it is live, the provider may be called on it."""
 
@@ -325,7 +340,8 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
 
     The burn rate is what it spent lately, scaled to an hour; `exhausted_at` is when the first of
     its own limits is reached at that rate, if it is one to go by. `waiting` counts the tasks that
-    it has no room for.
+    it has no room for. `unaccepted` is what tenants claim beyond their own limits; it does not
+    count until an operator accepts it.
     """
 
     scope: str
@@ -340,6 +356,8 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     overrun_tokens: int
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
+    unaccepted_usd: str | None = None
+    unaccepted_tokens: int = 0
     resets_at: datetime | None = None
     burn_usd_per_hour: str | None = None
     burn_tokens_per_hour: int | None = None
