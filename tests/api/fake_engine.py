@@ -59,7 +59,7 @@ def health(
     parts: dict[str, str] | None = None,
 ) -> Health:
     """Return how a node is; it is well unless the test says otherwise."""
-    well = {"store": "ok", "ledger": "ok", "dispatcher": "ok"}
+    well = {"store": "ok", "ledger": "ok", "dispatcher": "ok", "descriptors": "ok"}
     return Health(is_ready=is_ready, role=role, problem=problem, parts=parts or well)
 
 

@@ -479,7 +479,7 @@ def test_stats_count_lanes_by_agent_and_show_the_limits(client: Client) -> None:
 def test_alive_asks_nobody_and_ready_asks_the_engine(client: Client) -> None:
     client.engine.failure = StoreUnavailableError("gone")
     assert client.get("/livez").json == {"status": "ok"}
-    well = {"store": "ok", "ledger": "ok", "dispatcher": "ok"}
+    well = {"store": "ok", "ledger": "ok", "dispatcher": "ok", "descriptors": "ok"}
     ready = {"status": "ready", "role": "dispatcher", "paused": False, **well}
     assert client.get("/readyz").json == ready
     parts = {**well, "store": "the store is gone"}

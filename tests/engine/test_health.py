@@ -18,6 +18,7 @@ from headgate.engine.supervisor import (
     DISPATCHER_FAILS,
     IS_LOADING,
     LEDGER_FAILS,
+    NO_DESCRIPTORS,
     NO_DISPATCHER,
     OK,
     STORE_FAILS,
@@ -34,6 +35,7 @@ WELL: dict[str, Any] = {
     "store_problem": "",
     "dispatcher_problem": "",
     "ledger_problem": "",
+    "is_out_of_descriptors": False,
 }
 AWAY = "connection to db.internal failed"
 
@@ -57,6 +59,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, str]]] = [
     ({"dispatcher_problem": AWAY}, STORE_FAILS, {"store": STORE_FAILS}),
     ({"dispatcher_problem": AWAY, "ledger_problem": AWAY}, LEDGER_FAILS, {"ledger": LEDGER_FAILS}),
     ({"ledger_problem": AWAY}, LEDGER_FAILS, {"ledger": LEDGER_FAILS}),
+    ({"is_out_of_descriptors": True}, NO_DESCRIPTORS, {"descriptors": NO_DESCRIPTORS}),
 ]
 
 
@@ -66,7 +69,7 @@ def test_each_part_is_named_and_nothing_of_the_driver_is_told(
 ) -> None:
     health = judge(**(WELL | fields))
     assert (health.is_ready, health.problem) == (not problem, problem)
-    assert health.parts == {"store": OK, "ledger": OK, "dispatcher": OK} | parts
+    assert health.parts == {"store": OK, "ledger": OK, "dispatcher": OK, "descriptors": OK} | parts
     assert AWAY not in repr(health)
 
 

@@ -59,12 +59,17 @@ class DidNotHappenError(AssertionError):
 class ServiceProcess:
     """One service, which may have several processes one after the other."""
 
-    def __init__(self, folder: Path, *arguments: str, port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, port: int = 0, open_files: int | None = None
+    ) -> None:
         self.folder = folder
         self.log_path = folder / "service.log"
         self.address = f"http://127.0.0.1:{port}"
         self.token = ""
         self._command = [sys.executable, "-m", "headgate", "up", "--port", str(port), *arguments]
+        if open_files is not None:
+            limited = 'ulimit -n "$0" && exec "$@"'
+            self._command = ["sh", "-c", limited, str(open_files), *self._command]
         self._process: subprocess.Popen[bytes] | None = None
         self._log_start = 0
 
@@ -198,9 +203,12 @@ class ServiceProcess:
 
 
 @contextmanager
-def running_service(folder: Path, *arguments: str, port: int = 0) -> Iterator[ServiceProcess]:
+def running_service(
+    folder: Path, *arguments: str, port: int = 0, open_files: int | None = None
+) -> Iterator[ServiceProcess]:
     """Run a service over the data in a folder, and end whatever process is left of it."""
-    service = ServiceProcess(folder, "--data", str(folder / "data"), *arguments, port=port)
+    data = str(folder / "data")
+    service = ServiceProcess(folder, "--data", data, *arguments, port=port, open_files=open_files)
     service.start()
     try:
         yield service

@@ -197,6 +197,9 @@ def _run(
     loaded: Loaded, directory: Path, lock: StoreLock | None, demo: Demo | None, *, as_json: bool
 ) -> None:
     starter = _starter(loaded.settings, lock)
+    from headgate.api.http.server import raise_open_files  # noqa: PLC0415
+
+    raise_open_files()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(loaded, directory, lock, starter, demo, as_json=as_json))
 

@@ -554,7 +554,12 @@ def report_of(outcome: Outcome, *, worker_id: str, attempt: int) -> CompleteBody
             )
         case Lost():
             return FailBody(
-                worker_id=worker_id, attempt=attempt, error=STOPPED, retryable=True, cut_off=True
+                worker_id=worker_id,
+                attempt=attempt,
+                error=outcome.error or STOPPED,
+                retryable=True,
+                cut_off=outcome.has_started,
+                usage=None if outcome.has_started else _used(NOTHING_USED),
             )
 
 

@@ -187,7 +187,12 @@ WORRYING_POLL_ERRORS = 3
 MAX_NOTICES = 20
 """How many budgets are named, so that they leave room for slots and webhooks."""
 
-_PART_NAMES = {"store": "The store", "ledger": "The ledger", "dispatcher": "The dispatcher"}
+_PART_NAMES = {
+    "store": "The store",
+    "ledger": "The ledger",
+    "dispatcher": "The dispatcher",
+    "descriptors": "File descriptors",
+}
 _HELD_STATUSES = {
     "paused": "is paused: its tasks wait",
     "draining": "is draining: it takes no new tasks",

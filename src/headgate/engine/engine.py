@@ -61,7 +61,7 @@ from headgate.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from headgate.executors.executor import Executor
+from headgate.executors.executor import Executor, has_no_descriptor
 from headgate.storage.store import (
     KeyedAnswer,
     KeyedSubmit,
@@ -432,6 +432,7 @@ class Engine:
             store_problem=self.node.problem,
             dispatcher_problem=self.dispatcher.problem,
             ledger_problem="" if self.ledger is None else self.ledger.problem,
+            is_out_of_descriptors=self.runner.is_out_of_descriptors or has_no_descriptor(),
         )
 
     async def reconfigure(

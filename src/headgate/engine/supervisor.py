@@ -173,13 +173,17 @@ STORE_FAILS = "the store cannot be asked; the log of this node says why"
 LEDGER_FAILS = "the ledger cannot be asked; the log of this node says why"
 IS_LOADING = "the tasks are still being read"
 DISPATCHER_FAILS = "it failed and is started again; the log of this node says why"
+NO_DESCRIPTORS = (
+    "no file descriptor is left; raise the limit on open files (ulimit -n), or lower max_inflight"
+)
 NO_DISPATCHER = "this node knows of none; one is elected within seconds"
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine does its work, and what is in the way.
 
-    `parts` has the store, the ledger and the dispatcher, each with its problem or `ok`.
+    `parts` has the store, the ledger, the dispatcher and the file descriptors, each with its
+    problem or `ok`.
     """
 
     is_ready: bool
@@ -198,6 +202,7 @@ def judge(
     store_problem: str,
     dispatcher_problem: str,
     ledger_problem: str,
+    is_out_of_descriptors: bool,
 ) -> Health:
     """Return the health of a node; `phase` is why it does not work even if all parts do.
 
@@ -209,6 +214,7 @@ def judge(
         "store": STORE_FAILS if fails else OK,
         "ledger": LEDGER_FAILS if ledger_problem else OK,
         "dispatcher": OK,
+        "descriptors": NO_DESCRIPTORS if is_out_of_descriptors else OK,
     }
     if has_fault:
         parts["dispatcher"] = DISPATCHER_FAILS

@@ -41,10 +41,10 @@ from headgate.core.lifecycle import (
     without_failure_cost,
 )
 from headgate.core.retries import Backoff
-from headgate.core.task import TaskRecord, is_worker, slot_of
+from headgate.core.task import Task, TaskRecord, is_worker, slot_of
 from headgate.engine.external_ledger import mark_dispatched
 from headgate.errors import StoreUnavailableError
-from headgate.executors.executor import Executor, work_order_of
+from headgate.executors.executor import OUT_OF_DESCRIPTORS, Executor, work_order_of
 from headgate.storage.store import Settled, Settlement, TaskStore
 
 log = structlog.get_logger("headgate.runner")
@@ -56,6 +56,9 @@ MAX_CANCELLED_EARLY = 1_000
 MAX_LATE = 1_000
 ELSEWHERE_SECONDS = 5.0
 UNPAID_SECONDS = 1.0
+SHORTAGE_SECONDS = 10.0
+"""A shortage of file descriptors is over when nothing met it for so long."""
+
 SETTLE_BACKOFF = Backoff(base_seconds=0.05, max_seconds=2.0)
 
 Key = TypeVar("Key", bound=Hashable)
@@ -96,6 +99,8 @@ class TaskRunner:
         self._left_behind: set[asyncio.Task[None]] = set()
         self.problem = ""
         """Why outcomes cannot be written now; empty while they can."""
+
+        self._out_of_descriptors_at = float("-inf")
 
     def __len__(self) -> int:
         return len(self._attempts)
@@ -273,12 +278,26 @@ class TaskRunner:
         order = work_order_of(record)
         # The executor has a fault of its own. The task must settle all the same.
         try:
-            return await executor.execute(order)
+            outcome = await executor.execute(order)
         except (asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
             log.exception("executor raised", task_id=task.id, target=task.target)
             return Failed(error=f"the executor failed: {type(error).__name__}: {error}")
+        if isinstance(outcome, Lost) and outcome.error == OUT_OF_DESCRIPTORS:
+            self._note_descriptors(task)
+        return outcome
+
+    @property
+    def is_out_of_descriptors(self) -> bool:
+        """Whether work could not begin lately for want of a file descriptor."""
+        return self._store.now() - self._out_of_descriptors_at < SHORTAGE_SECONDS
+
+    def _note_descriptors(self, task: Task) -> None:
+        """Log a shortage once, and not again while it lasts."""
+        if not self.is_out_of_descriptors:
+            log.error("out of file descriptors", task_id=task.id, target=task.target)
+        self._out_of_descriptors_at = self._store.now()
 
     async def _settle(self, attempt: _Attempt, outcome: Outcome) -> None:
         record = attempt.record

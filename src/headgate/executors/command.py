@@ -26,7 +26,14 @@ import msgspec
 
 from headgate.core.lifecycle import NOTHING_USED, Failed, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
-from headgate.executors.executor import WorkOrder, as_json, order_json, shortened
+from headgate.executors.executor import (
+    WorkOrder,
+    as_json,
+    has_no_descriptor,
+    not_begun,
+    order_json,
+    shortened,
+)
 from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget, has_slot
 from headgate.executors.templates import Environment, SlotKeys, SlotText, no_slot_keys, uses_slot
 from headgate.providers.prices import PriceList
@@ -183,6 +190,8 @@ class Children:
         try:
             group = self._started(child)
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and has_no_descriptor(error):
+                return not_begun()
             problem, is_transient = start_problem(error, child.command[0], child.cwd)
             return self.not_started(problem, is_transient=is_transient)
         try:

@@ -8,12 +8,14 @@ exception: an executor raises nothing for work that went wrong.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
-from headgate.core.lifecycle import Outcome
+from headgate.core.lifecycle import Lost, Outcome
 from headgate.core.task import Submission, TaskRecord, slot_of, waits_since
 from headgate.core.text import at_once, json_steps
 
@@ -55,6 +57,35 @@ def work_order_of(record: TaskRecord) -> WorkOrder:
         slot=slot_of(record),
         attempt_seconds=record.terms.attempt_seconds,
     )
+
+
+OUT_OF_DESCRIPTORS = (
+    "this node has no file descriptor left; the task is tried again in a moment."
+    " Raise the limit on open files (ulimit -n), or lower max_inflight"
+)
+DESCRIPTOR_SECONDS = 2.0
+"""After so long work is tried again that could not begin for want of a descriptor."""
+
+_NO_DESCRIPTOR = frozenset((errno.EMFILE, errno.ENFILE))
+
+
+def has_no_descriptor(error: OSError | None = None) -> bool:
+    """Tell whether an error, or just now any attempt to open a file, is for want of a descriptor.
+
+    Libraries hide why a host was not found or a connection not made, so it is tried out.
+    """
+    if error is not None and error.errno in _NO_DESCRIPTOR:
+        return True
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as problem:
+        return problem.errno in _NO_DESCRIPTOR
+    return False
+
+
+def not_begun() -> Lost:
+    """Return the outcome of work that could not begin for want of a descriptor."""
+    return Lost(has_started=False, retry_seconds=DESCRIPTOR_SECONDS, error=OUT_OF_DESCRIPTORS)
 
 
 class Executor(Protocol):

@@ -26,7 +26,14 @@ from headgate.core.lifecycle import (
 from headgate.core.task import Submission
 from headgate.core.text import found_at, parsed_pointer
 from headgate.errors import InvalidSettingError
-from headgate.executors.executor import WorkOrder, as_json_or_text, shortened, too_large
+from headgate.executors.executor import (
+    WorkOrder,
+    as_json_or_text,
+    has_no_descriptor,
+    not_begun,
+    shortened,
+    too_large,
+)
 from headgate.executors.targets import HttpTarget, Resolver, has_slot
 from headgate.executors.templates import (
     Environment,
@@ -121,6 +128,8 @@ class HttpExecutor:
             request = await self._request(order, client)
         except (UnfilledError, ResolveError) as error:
             is_transient = isinstance(error, ResolveError) and error.is_transient
+            if is_transient and has_no_descriptor():
+                return not_begun()
             return self._runner.not_sent(str(error), is_transient=is_transient)
         except InvalidSettingError as error:
             return self._runner.not_sent(str(error))
@@ -464,6 +473,8 @@ class RequestRunner:
         try:
             return await self._sent(request, client)
         except NOT_SENT as error:
+            if has_no_descriptor():
+                return not_begun()
             return self.not_sent(f"the {self._whom} cannot be reached: {explained(error)}")
         except NOT_SENDABLE as error:
             problem = f"the request cannot be sent: {explained(error)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 import time
 from collections.abc import Callable
@@ -13,14 +14,24 @@ from typing import Any
 import structlog
 
 from headgate.api.http.connection import Connections
+from headgate.api.shares import EXTRA_CONNECTIONS, MAX_CONNECTIONS
 from headgate.errors import InvalidSettingError
 
 DRAIN_SECONDS = 10.0
 OPENING_SECONDS = 5.0
 """How long requests wait for what they need to be open; then they are told that it is not."""
 
+MAX_OPEN_FILES = 65_536
+"""The limit on open files is raised to so many, where the system lets it."""
+
+LEAST_KEPT_FILES = 64
+KEPT_SHARE_OF_FILES = 4
+"""A part of the open files, and so many at least, are for the store, targets and commands."""
+
 BACKLOG = 2048
 MAX_PORT = 65_535
+
+log = structlog.get_logger("headgate.api")
 
 _PROBLEMS = {
     errno.EADDRINUSE: "is in use by another program; stop it, or choose another with --port",
@@ -56,6 +67,11 @@ async def serve(
         listener.close()
         raise
     connections = Connections(app)
+    room = room_for_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    pool = connections.shares.connections
+    if room < pool.most:
+        log.warning("few files may be open, so few connections too", connections=room)
+        pool.most = room
     loop = asyncio.get_running_loop()
     server = await loop.create_server(connections.new, sock=listener, backlog=BACKLOG)
     try:
@@ -63,6 +79,26 @@ async def serve(
     finally:
         server.close()
         await connections.drain(drain_seconds)
+
+
+def raise_open_files() -> None:
+    """Let this process have more files open, as far as it may; commands that it runs may as well.
+
+    Many systems begin with a limit of 1,024, for the sake of programs that are older than `poll`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def room_for_connections(open_files: int) -> int:
+    """Return how many connections there may be, so that files are left for everything else."""
+    if open_files in (resource.RLIM_INFINITY, -1):
+        return MAX_CONNECTIONS
+    kept = LEAST_KEPT_FILES + open_files // KEPT_SHARE_OF_FILES + EXTRA_CONNECTIONS
+    return max(min(open_files - kept, MAX_CONNECTIONS), open_files // KEPT_SHARE_OF_FILES)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -90,8 +126,6 @@ def listen(host: str, port: int) -> socket.socket:
 # The log of requests, for whoever looks for a fault: a line each, at the level debug.
 #
 # Rule: a line has neither the query nor any header, so that no token can get into it.
-
-log = structlog.get_logger("headgate.api")
 
 
 class RequestLog:

@@ -182,6 +182,7 @@ class ReadyBody(msgspec.Struct, kw_only=True):
     store: str | msgspec.UnsetType = msgspec.UNSET
     ledger: str | msgspec.UnsetType = msgspec.UNSET
     dispatcher: str | msgspec.UnsetType = msgspec.UNSET
+    descriptors: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorBody(msgspec.Struct, kw_only=True, rename="camel"):
