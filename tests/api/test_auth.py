@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from headgate.api import auth
 from headgate.api.app import ROUTES
 from headgate.api.auth import Authenticator, is_loopback
 from headgate.api.callers import LOCAL, Caller, Permission
+from headgate.api.errors import ApiError
+from headgate.api.http.request import Request
 from headgate.core.task import TaskStatus
 from headgate.errors import StoreUnavailableError
 from headgate.storage.tokens import Bounds
@@ -557,3 +560,72 @@ def test_what_is_stated_counts_as_given_of_an_operator_alone(
 ) -> None:
     assert Caller(name="x", permissions=frozenset(permissions)).is_trusted is is_trusted
     assert LOCAL.is_trusted
+
+
+SITES: list[tuple[dict[str, str], bool, bool]] = [
+    # What a browser says of a request; is it taken by the API; is it taken by a page?
+    ({}, True, True),
+    ({"sec-fetch-site": "none", "sec-fetch-mode": "navigate"}, True, True),
+    ({"sec-fetch-site": "same-origin", "sec-fetch-mode": "cors"}, True, True),
+    ({"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"}, False, False),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, False, False),
+    ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "cors"}, False, False),
+    ({"sec-fetch-site": "cross-site"}, False, False),
+    (
+        {
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "navigate",
+            "sec-fetch-dest": "document",
+        },
+        False,
+        True,
+    ),
+    (
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "iframe"},
+        False,
+        False,
+    ),
+    (
+        {
+            "sec-fetch-site": "cross-site",
+            "sec-fetch-mode": "cors",
+            "origin": "https://friend.example",
+        },
+        True,
+        True,
+    ),
+    ({"sec-fetch-site": "cross-site", "origin": "https://evil.example"}, False, False),
+    ({"origin": "null"}, False, False),
+]
+
+
+@pytest.mark.parametrize(("headers", "is_taken", "is_taken_by_page"), SITES)
+def test_without_tokens_no_page_of_another_site_reads_or_starts_anything(
+    headers: dict[str, str], is_taken: bool, is_taken_by_page: bool
+) -> None:
+    door = Door(origins=frozenset({"https://friend.example"}))
+    # What is taken is tried on two: others would stream, or change this service.
+    taken = [route for route in ROUTES if route.path == "/tasks"]
+    for route in taken if is_taken else ROUTES:
+        path = route.path.replace("{id}", "x")
+        answer = door.client.request(route.method, path, b"not JSON at all", headers=headers)
+        is_refused = answer.status == 403 and answer.problem["code"] == "forbidden_origin"
+        assert is_refused is not is_taken, (route, answer.status)
+    scope = {
+        "method": "GET",
+        "path": "/ui",
+        "headers": [
+            (b"host", b"localhost"),
+            *[(name.encode(), value.encode()) for name, value in headers.items()],
+        ],
+    }
+    request = Request(scope, None)
+    with nullcontext() if is_taken_by_page else pytest.raises(ApiError, match="other sites"):
+        door.client.app.api.auth.authenticate(request, "read", is_page=True)
+
+
+def test_where_tokens_are_asked_for_a_token_decides_whatever_the_browser_says() -> None:
+    door = closed()
+    headers = {"sec-fetch-site": "cross-site"}
+    assert door.get("/tasks", door.token("read"), **headers).status == 200
+    assert door.get("/tasks", **headers).status == 401

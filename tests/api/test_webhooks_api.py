@@ -7,11 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from api.asgi_client import Client
+from api.asgi_client import Client, Response
+from api.fake_tokens import FakeTokens
+from headgate.api.auth import Authenticator
 from headgate.engine.webhooks import Webhooks
 from headgate.storage.audit import AuditLog
 from headgate.storage.deliveries import Alert, Deliveries, Message, SendReport, TryOutcome
 from headgate.storage.memory import MemoryTaskStore
+from headgate.storage.tokens import new_token
 from headgate.testing import VirtualClock
 
 URL = "https://hooks.example/x?key=1"
@@ -52,7 +55,16 @@ class Stage:
         self.client = Client()
         self.client.app.api.webhooks = Webhooks(self.deliveries, self.wire)
         self.client.app.api.audit = AuditLog(self.store)
+        tokens = FakeTokens()
+        self.client.app.api.auth = Authenticator(tokens)
+        new = new_token(name="t", permissions=("admin",), now=tokens.time)
+        tokens.kept[new.kept.token.id] = new.kept
+        self.token = {"authorization": f"Bearer {new.text}"}
         asyncio.run(self.store.open())
+
+    def secrets(self) -> Response:
+        """Ask for the secrets, with a token."""
+        return self.client.request("GET", "/webhooks/secret", headers=self.token)
 
     def file(self, count: int) -> list[str]:
         ids = [f"msg_{number}" for number in range(count)]
@@ -198,7 +210,7 @@ def test_an_address_that_may_not_be_reached_is_refused_by_its_field(stage: Stage
 
 
 def test_secrets_are_shown_and_rotated_and_not_cached(stage: Stage) -> None:
-    first = stage.client.get("/webhooks/secret")
+    first = stage.secrets()
     assert first.headers["cache-control"] == "no-store"
     (secret,) = first.json["secrets"]
     assert secret["secret"].startswith("whsec_")
@@ -208,7 +220,13 @@ def test_secrets_are_shown_and_rotated_and_not_cached(stage: Stage) -> None:
     assert old["secret"] == secret["secret"]
     assert "endsAt" in old
     assert "endsAt" not in new
-    assert stage.client.get("/webhooks/secret").json == rotated.json
+    assert stage.secrets().json == rotated.json
+
+
+def test_secrets_are_shown_to_nobody_without_a_token(stage: Stage) -> None:
+    answer = stage.client.get("/webhooks/secret")
+    assert (answer.status, answer.problem["code"]) == (401, "unauthorized")
+    assert asyncio.run(AuditLog(stage.store).page()).rows == ()
 
 
 def test_who_changes_something_is_noted_in_the_same_commit(stage: Stage) -> None:
@@ -216,7 +234,7 @@ def test_who_changes_something_is_noted_in_the_same_commit(stage: Stage) -> None
     stage.end("msg_0", has_arrived=False)
     stage.client.post("/webhooks/msg_0/redeliver", {})
     stage.client.post("/webhooks/msg_none/redeliver", {})
-    stage.client.get("/webhooks/secret")
+    stage.secrets()
     stage.client.post("/webhooks/secret/rotate", {})
     rows = asyncio.run(AuditLog(stage.store).page()).rows
     assert [(row.action, row.subject) for row in rows] == [

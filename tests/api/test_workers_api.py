@@ -260,7 +260,7 @@ class OneCaller(Authenticator):
         super().__init__(FakeTokens())
         self._caller = caller
 
-    def authenticate(self, *_: object) -> Caller:
+    def authenticate(self, *_: object, **__: object) -> Caller:
         return self._caller
 
 

@@ -212,12 +212,22 @@ def test_tokens_are_made_shown_and_revoked(client: EitherClient) -> None:
     assert client.revoke_token(made.id).state == "revoked"
 
 
+def test_secrets_are_shown_to_whoever_has_a_token(
+    ask: Ask, service: ServiceProcess, client: EitherClient
+) -> None:
+    with pytest.raises(RequestRefusedError, match="headgate token create") as caught:
+        client.webhook_secrets()
+    assert caught.value.status == 401
+    token = client.create_token("secrets", ["admin"]).token
+    with_token = EitherClient(ask, service.address, token=token)
+    before = with_token.webhook_secrets().secrets
+    assert client.rotate_webhook_secret().secrets[0] not in before
+
+
 def test_webhooks_are_listed_pinged_and_sent_again(client: EitherClient) -> None:
     assert client.list_webhooks(state="dead", limit=5).count == 0
     with pytest.raises(RequestRefusedError, match="may not be reached"):
         client.ping_webhook("http://127.0.0.1:9/")
-    before = client.webhook_secrets().secrets
-    assert client.rotate_webhook_secret().secrets[0] not in before
     for verb in (client.get_webhook, client.redeliver):
         with pytest.raises(RequestRefusedError) as caught:
             verb("msg_01m7fs2skb2415wvpawg4jr96h")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from functools import partial
 
+import pytest
+
 from headgate.config import overrides
 from headgate.config.overrides import Override, StoredChange
 from headgate.core.budgets.ledger import Limit
@@ -45,6 +47,24 @@ async def test_entries_come_newest_first_page_by_page(place: Place) -> None:
         rest = await log.page(limit=3, before=first.next_before)
         assert [row.subject for row in (*first.rows, *rest.rows)] == ["4", "3", "2", "1", "0"]
         assert rest.next_before is None
+
+
+async def test_no_flood_of_reads_makes_a_change_go(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "MAX_KEPT", 4)
+    monkeypatch.setattr(audit, "MAX_READS_KEPT", 3)
+    async with place.scene() as scene:
+        log = AuditLog(scene.store)
+        for number in range(6):
+            await log.record(WHO, "change", str(number))
+            for _ in range(5):
+                read = AuditEntry(actor=WHO, action="read", is_read=True)
+                await scene.store.run(partial(audit._write_one, entry=read))
+        rows = (await log.page()).rows
+        changes = [row.subject for row in rows if row.action == "change"]
+        assert changes == ["5", "4", "3", "2"]
+        assert len(rows) == 4 + 3
 
 
 async def test_old_entries_and_endless_texts_are_not_kept(place: Place) -> None:

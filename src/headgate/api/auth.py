@@ -2,7 +2,8 @@
 
 Three questions, asked of the head alone. Does the Host name this service? Otherwise a page
 could reach it under a name of its own, which leads to a loopback address. Does the Origin, where
-there is one, name it too? Who asks: a token says so, or, on a loopback address that asks for none,
+there is one, name it too, or, where no token is asked for, does the browser say that no page of
+another site sends this? Who asks: a token says so, or, on a loopback address that asks for none,
 being on the machine. What the head answers without asking the store is settled before the body is
 read; whether a token of the right form is a good one, when the request is complete.
 
@@ -39,6 +40,9 @@ LOG_SECONDS = 10.0
 _BEARER = b"bearer "
 _TOKEN = re.compile(rb"bearer +hg_[0-9a-f_]{61} *", re.IGNORECASE)
 """What may be a token; `read_token` is more exact."""
+
+_OWN_SITES = (b"", b"same-origin", b"none")
+"""What Sec-Fetch-Site says of a page of this service, of a person, or of no browser at all."""
 
 _PORT = re.compile(r":[0-9]*\Z")
 _NOT_KNOWN = "the token is not known here"
@@ -120,14 +124,18 @@ class Authenticator:
         """Call a stream no more."""
         self._watchers.discard(watcher)
 
-    def authenticate(self, request: Request, needs: Permission | None) -> Caller | None:
+    def authenticate(
+        self, request: Request, needs: Permission | None, *, is_page: bool = False
+    ) -> Caller | None:
         """Return who asks, or refuse; None if `look_up` is to find out.
 
-        A route that needs nothing is open to all.
+        A route that needs nothing is open to all. A link of another site may lead to a page.
         """
         host, origin, authorization = request.identity()
         if origin:
             self._check_origin(origin, host)
+        elif not self._rules.needs_token:
+            _check_site(request, is_page=is_page)
         if needs is None:
             return LOCAL
         if host and host not in self._good_hosts:
@@ -248,6 +256,24 @@ class Authenticator:
             log.warning("token refused", token_id=token_id, why=line, since_last=self._refused)
             self._logged_at, self._refused = now, 0
         return ApiError("unauthorized", line)
+
+
+def _check_site(request: Request, *, is_page: bool) -> None:
+    """Refuse what a browser says it sends for a page of another site.
+
+    Many such requests name no origin, as those for pictures, scripts and links. Where no token is
+    asked for, they would read and start what the person before the browser may.
+    """
+    if request.header(b"sec-fetch-site") in _OWN_SITES:
+        return
+    is_link = (
+        request.method in ("GET", "HEAD")
+        and request.header(b"sec-fetch-mode") == b"navigate"
+        and request.header(b"sec-fetch-dest") == b"document"
+    )
+    if not (is_page and is_link):
+        line = "requests are not taken from pages of other sites; auth.allowed_origins may add"
+        raise ApiError("forbidden_origin", f"{line} one", closes=True)
 
 
 def is_loopback(host: str) -> bool:

@@ -35,6 +35,10 @@ OK = 200
 ACCEPTED = 202
 QUERY_FIELDS = ("state", "task", "limit", "cursor")
 
+_FOR_TOKENS_ALONE = (
+    "a secret is shown to whoever has a token, also where nothing else needs one; make one with"
+    " 'headgate token create NAME --permission admin', and send it"
+)
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _SECRET = ((b"cache-control", b"no-store"),)
 
@@ -100,8 +104,11 @@ async def pinged(api: Api, request: Request, url: str) -> PingedBody:
 
 
 async def show_secrets(api: Api, request: Request, _: str) -> Response:
-    """Answer with the secrets that sign now."""
-    secrets = await signing_secrets(api, _entry(request, "webhook.secret.show"))
+    """Answer with the secrets that sign now, to nobody who has no token."""
+    if not request.caller.token_id:
+        raise ApiError("unauthorized", _FOR_TOKENS_ALONE)
+    entry = AuditEntry(actor=actor_of(request), action="webhook.secret.show", is_read=True)
+    secrets = await signing_secrets(api, entry)
     return json_response(OK, _secrets(secrets), _SECRET)
 
 

@@ -167,7 +167,7 @@ async def authenticate(api: Api, request: Request, needs: Permission | None) -> 
     auth.check_host_and_origin(host, origin, is_secure=request.is_secure)
     own = request.with_authorization(_authorization(api, request))
     if needs is not None:
-        caller = auth.authenticate(own, needs)
+        caller = auth.authenticate(own, needs, is_page=True)
         own.caller = await auth.look_up(own, needs) if caller is None else caller
         own.caller.check("read")
         request.identify(own.caller)
@@ -189,7 +189,7 @@ async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Visitor
     """Return who sent a refused request; the store is asked only if it may be."""
     own = request.with_authorization(_authorization(api, request))
     try:
-        caller = api.auth.authenticate(own, "read")
+        caller = api.auth.authenticate(own, "read", is_page=True)
         if caller is None and may_ask:
             caller = await api.auth.look_up(own, "read")
     except ApiError:

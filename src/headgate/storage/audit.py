@@ -14,7 +14,11 @@ import msgspec
 from headgate.storage.transaction import Access, Row, Transaction
 
 MAX_KEPT = 100_000
-"""How many entries are kept at most; beyond that the oldest go, whatever their age."""
+"""How many changes are kept at most; beyond that the oldest go, whatever their age."""
+
+MAX_READS_KEPT = 1_000
+"""How many entries of reading are kept; they are bounded apart, so that no flood of them makes
+changes go."""
 
 KEPT_SECONDS = 90 * 86_400.0
 
@@ -39,7 +43,8 @@ SIGNAL = Actor(name="(signal)")
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One change: `action` as `project.patch`, `subject` as the name of what was changed.
 
-    `detail` holds the change itself, usually `{key: {"from": …, "to": …}}`. The id is made by
+    `detail` holds the change itself, usually `{key: {"from": …, "to": …}}`. What `is_read` changed
+    nothing: somebody was shown a secret. The id is made by
     whoever writes the entry, so that one that is written twice is there once.
     """
 
@@ -47,6 +52,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     subject: str = ""
     detail: Detail = {}
+    is_read: bool = False
     id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -80,20 +86,23 @@ MAX_DETAIL_BYTES = 16_384
 TOO_LARGE: Detail = {"note": "the change is too large to be kept here"}
 
 _WRITE = (
-    "INSERT INTO audit_log (id, at, actor, token_id, action, subject, detail, request_id)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
+    "INSERT INTO audit_log (id, at, actor, token_id, action, subject, detail, request_id, is_read)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
 )
 _READ = (
     "SELECT seq, at, actor, token_id, action, subject, detail, request_id FROM audit_log"
     " WHERE at >= ? AND seq < ? ORDER BY seq DESC LIMIT ?"
 )
 _PURGE_OLD = "DELETE FROM audit_log WHERE at < ?"
-_PURGE_MANY = "DELETE FROM audit_log WHERE seq <= (SELECT MAX(seq) FROM audit_log) - ?"
+_PURGE_MANY = (
+    "DELETE FROM audit_log WHERE is_read = ? AND seq <= (SELECT seq FROM audit_log"
+    " WHERE is_read = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+)
 _NO_END = 2**62
 
 
 class AuditLog:
-    """The audit log of a store: 90 days of entries, and at most `MAX_KEPT` of them."""
+    """The audit log of a store: 90 days of entries, and at most `MAX_KEPT` changes of them."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -124,10 +133,11 @@ def write(transaction: Transaction, entry: AuditEntry, now: float) -> None:
     actor = entry.actor
     texts = (actor.name, actor.token_id, entry.action, entry.subject)
     kept = [_kept(text) for text in texts]
-    row: Row = (entry.id, now, *kept, detail.decode(), _kept(actor.request_id))
+    is_read, most = int(entry.is_read), MAX_READS_KEPT if entry.is_read else MAX_KEPT
+    row: Row = (entry.id, now, *kept, detail.decode(), _kept(actor.request_id), is_read)
     transaction.run(_WRITE, row)
     transaction.run(_PURGE_OLD, (now - KEPT_SECONDS,))
-    transaction.run(_PURGE_MANY, (MAX_KEPT,))
+    transaction.run(_PURGE_MANY, (is_read, is_read, most))
 
 
 def read(transaction: Transaction, *, before: int | None, limit: int, since: float) -> AuditPage:

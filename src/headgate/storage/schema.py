@@ -393,6 +393,12 @@ CREATE TABLE audit_log (
 """
 
 
+# Entries of reading are bounded apart from those of changes.
+_AUDIT_READS = (
+    "ALTER TABLE audit_log ADD COLUMN is_read INTEGER NOT NULL DEFAULT 0",
+    "CREATE INDEX audit_log_by_kind ON audit_log (is_read, seq)",
+)
+
 ADMINISTRATION_MIGRATIONS = (
     Migration(
         number=1,
@@ -405,6 +411,7 @@ ADMINISTRATION_MIGRATIONS = (
             sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
         ),
     ),
+    Migration(number=2, sqlite=_AUDIT_READS, postgres=_AUDIT_READS),
 )
 
 OVERRIDES = Insert(
