@@ -37,6 +37,7 @@ from headgate.config.reload import ConfigUpkeep, FileWatcher, LiveConfig
 from headgate.config.slot_keys import SlotKeys, endpoint_of, read_key, slot_config
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.dispatch_state import DispatchSettings
+from headgate.core.gates import GatePart
 from headgate.core.slots.slot import SlotConfig
 from headgate.core.snapshot import Standing
 from headgate.dashboard.dashboard import attach_dashboard
@@ -47,7 +48,7 @@ from headgate.engine.budget_alerts import (
     LedgerAccounts,
 )
 from headgate.engine.engine import Engine, EngineSettings
-from headgate.engine.slots.slot import SlotSetup
+from headgate.engine.slots.slot import SlotSetup, SlotStatus
 from headgate.engine.slots.slot_log import LOG_FOLDER, SlotLog
 from headgate.engine.slots.slots import Slots
 from headgate.engine.webhooks import Webhooks
@@ -626,6 +627,22 @@ def build_submission_parser(settings: Settings) -> SubmissionParser:
     return SubmissionParser.from_settings(settings, callback_check(settings))
 
 
+def _slot_statuses(engine: Engine, slots: Slots) -> tuple[SlotStatus, ...]:
+    """Return the slots with what closes them beside their own quota, where this node dispatches."""
+    state = engine.dispatcher.dispatch_state
+    if state is None:
+        return slots.statuses()
+    found = []
+    for status in slots.statuses():
+        timed = state.closures.timed.get(GatePart("slot", status.config.name))
+        standing = status.standing
+        if timed is not None and standing.closure is None:
+            standing = msgspec.structs.replace(standing, closure=timed)
+            status = msgspec.structs.replace(status, standing=standing)  # noqa: PLW2901
+        found.append(status)
+    return tuple(found)
+
+
 def build_metrics(
     engine: Engine,
     store: SqlTaskStore,
@@ -639,7 +656,7 @@ def build_metrics(
         tracker=tracker,
         usage=usage,
         streams=lambda: shares.streams.taken,
-        slots=slots.statuses,
+        slots=partial(_slot_statuses, engine, slots),
         writer_queue=lambda: store.writer.queue_length,
         deliveries=DeliveryCounts(store).read,
     )

@@ -719,3 +719,57 @@ def test_piles_of_small_values_are_refused_before_they_are_parsed(
         with pytest.raises(InvalidTaskError) as raised:
             read(body, now=NOW)
         assert raised.value.code == code, name
+
+
+KEPT = {
+    "targets": {"browser": None, "claude": "work", "chat": None},
+    "target_providers": {"chat": "zai"},
+    "default_target": "browser",
+    "projects": ("evals", "web"),
+    "slots": {"work": "zai", "home": "openai"},
+    "slot_projects": {"work": frozenset({"evals"})},
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "refusal"),
+    [
+        ({"slot": "work"}, ("unknown_slot", "slot")),
+        ({"provider": "zai"}, ("unknown_provider", "provider")),
+        ({"target": "claude"}, ("unknown_slot", "target")),
+        ({"target": "chat"}, ("unknown_slot", "target")),
+        ({"slot": "home"}, None),
+        ({"provider": "openai"}, None),
+        ({"target": "claude", "slot": "home"}, None),
+        ({}, None),
+    ],
+)
+def test_a_slot_is_named_only_by_the_projects_that_it_is_for(
+    fields: dict[str, object], refusal: tuple[str, str] | None
+) -> None:
+    kept = SubmissionParser(**KEPT)  # type: ignore[arg-type]
+    own = kept.read_task(json.dumps(LEAST | {"projectId": "evals"} | fields).encode(), now=NOW)
+    record = TaskRecord(task=own.task, terms=own.terms, submission=own.submission)
+    assert kept.again(record, now=NOW).task.slot == own.task.slot
+    body = json.dumps(LEAST | {"projectId": "web"} | fields).encode()
+    given_away = SubmissionParser(**(KEPT | {"slot_projects": {"work": frozenset({"web"})}}))  # type: ignore[arg-type]
+    if refusal is None:
+        kept.read_task(body, now=NOW)
+        given_away.again(record, now=NOW)
+        return
+    with pytest.raises(InvalidTaskError) as sent:
+        kept.read_task(body, now=NOW)
+    with pytest.raises(InvalidTaskError) as retried:
+        given_away.again(record, now=NOW)
+    assert {(one.value.code, one.value.field) for one in (sent, retried)} == {refusal}
+
+
+def test_a_slot_that_a_project_may_not_name_is_refused_like_one_that_is_not_there() -> None:
+    kept = SubmissionParser(**KEPT)  # type: ignore[arg-type]
+    lines = []
+    for name in ("work", "nowhere"):
+        body = json.dumps(LEAST | {"projectId": "web", "slot": name}).encode()
+        with pytest.raises(InvalidTaskError) as caught:
+            kept.read_task(body, now=NOW)
+        lines.append(str(caught.value).replace(name, "it"))
+    assert lines[0] == lines[1]

@@ -175,6 +175,7 @@ async def test_a_budget_is_set_changed_and_taken_away(tmp_path: Path) -> None:
                 "limitTokens": 10,
                 "window": "day",
                 "overridden": ["limitTokens", "window"],
+                "closures": [],
             }
         ]
         assert (await service.ended(await service.submit(**task)))["state"] == "rejected"

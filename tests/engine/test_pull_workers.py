@@ -259,6 +259,31 @@ def test_a_pause_of_a_provider_holds_the_agent_and_not_the_target_that_all_share
     play(scenario, **PULL)
 
 
+def test_no_word_of_a_worker_closes_a_slot_and_an_operator_opens_its_agent() -> None:
+    doubted: list[str] = []
+
+    async def scenario(service: Service) -> None:
+        service.engine.feed.subscribe(paused_slots=doubted.append)
+        one, two = Worker(service.engine, "a"), Worker(service.engine, "b")
+        first = await service.submit(agent_id="a", target="pull", slot="shared")
+        await one.claim()
+        await one.claim(wait=5.0)
+        assert await one.tell(first, Limited(retry_after_seconds=86_400.0)) == "queued"
+        del one.running[first]
+        assert doubted == ["shared"], "its provider is asked"
+        (closure,) = await service.engine.closures()
+        assert (closure.kind, closure.name, closure.cause) == ("agent", "a", "worker")
+        assert (closure.by, closure.task_id) == (one.worker_id, first)
+        other = await service.submit(agent_id="b", target="pull", slot="shared")
+        await two.claim()
+        assert await two.claim(wait=5.0) == [other]
+        assert await one.claim(wait=5.0) == []
+        assert await service.engine.open_gate(closure.part)
+        assert await one.claim(wait=5.0) == [first]
+
+    play(scenario, **PULL)
+
+
 def test_budgets_hold_for_workers_as_for_everybody() -> None:
     async def scenario(service: Service) -> None:
         worker = Worker(service.engine, capacity=9)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from engine.one_service import Service, play
 from engine.simulated_work import DONE, always, in_turn
 from headgate.core.gates import GateClosure
@@ -105,7 +107,7 @@ def test_a_task_of_a_provider_shows_its_slots_while_it_waits_and_the_one_it_got(
 
 def test_a_429_pauses_the_slot_that_was_given_and_nothing_else() -> None:
     paused: list[str] = []
-    slow_down = Limited(retry_after_seconds=300.0, error="slow down")
+    slow_down = Limited(retry_after_seconds=300.0, error="slow down", slot="a")
 
     async def scenario(service: Service) -> None:
         service.engine.feed.subscribe(paused_slots=paused.append)
@@ -167,5 +169,108 @@ def test_a_task_of_a_provider_waits_where_its_only_slot_asked_for_a_pause() -> N
         await service.ended(await service.submit(provider="zai"))
         return service.now() - started
 
-    slow_down = Limited(retry_after_seconds=300.0)
+    slow_down = Limited(retry_after_seconds=300.0, slot="only")
     assert 300 <= play(scenario, in_turn((1.0, slow_down), (1.0, DONE))) <= 303
+
+
+def test_a_pause_of_a_slot_ends_with_its_window_or_after_an_hour() -> None:
+    async def scenario(service: Service, *standings: SlotStanding) -> float:
+        set_slots(service, *standings)
+        started = service.now()
+        await service.ended(await service.submit(slot="work"), within_seconds=90_000)
+        return service.now() - started
+
+    def waited(resets_in: float | None) -> float:
+        async def with_window(service: Service) -> float:
+            resets_at = None if resets_in is None else service.now() + resets_in
+            standing = SlotStanding(name="work", provider="zai", resets_at=resets_at)
+            return await scenario(service, standing)
+
+        a_day = Limited(retry_after_seconds=86_400.0, slot="work")
+        return play(with_window, in_turn((1.0, a_day), (1.0, DONE)))
+
+    assert 3_600 <= waited(None) <= 3_605
+    assert 600 <= waited(600.0) <= 605
+    assert 7_200 <= waited(7_200.0) <= 7_205
+    assert 3_600 <= waited(-5.0) <= 3_605, "a window that is over tells nothing"
+
+
+def test_an_operator_opens_what_an_answer_closed_and_its_tasks_go_on() -> None:
+    async def scenario(service: Service) -> None:
+        set_slots(service, open_slot("work"))
+        task_id = await service.submit(slot="work")
+        await service.running(task_id)
+        await asyncio.sleep(2.0)
+        (closure,) = await service.engine.closures()
+        assert (closure.kind, closure.name, closure.cause) == ("slot", "work", "provider")
+        assert (closure.task_id, closure.by) == (task_id, "")
+        assert closure.since == pytest.approx(service.now(), abs=3.0)
+        assert closure.until == pytest.approx((closure.since or 0.0) + 3_600)
+        assert await service.engine.open_gate(closure.part)
+        await service.ended(task_id, within_seconds=5.0)
+        assert await service.engine.closures() == ()
+        assert not await service.engine.open_gate(closure.part), "it was open"
+
+    a_day = Limited(retry_after_seconds=86_400.0, slot="work")
+    play(scenario, in_turn((1.0, a_day), (1.0, DONE)))
+
+
+def test_a_gate_that_another_node_opens_is_open_for_the_one_that_dispatches() -> None:
+    async def scenario(service: Service) -> None:
+        other = await service.start_another()
+        task_id = await service.submit(target="t")
+        await service.running(task_id)
+        await asyncio.sleep(2.0)
+        (closure,) = await other.closures()
+        assert (closure.kind, closure.name, closure.cause) == ("target", "t", "target")
+        assert await other.open_gate(closure.part)
+        await service.ended(task_id, within_seconds=10.0)
+
+    an_hour = Limited(retry_after_seconds=3_600.0)
+    play(scenario, in_turn((1.0, an_hour), (1.0, DONE)))
+
+
+def test_only_the_projects_that_a_slot_is_for_are_given_it() -> None:
+    async def scenario(service: Service) -> None:
+        mine = SlotStanding(name="mine", provider="zai", percent_used=1.0, projects=("x",))
+        set_slots(service, mine, open_slot("all", 50.0))
+        own = await service.submit(provider="zai", project_id="x")
+        other = await service.submit(provider="zai", project_id="y")
+        await service.ended(own)
+        await service.ended(other)
+        given = {order.task_id: order.slot for order in service.executor.orders}
+        assert given == {own: "mine", other: "all"}
+        set_slots(service, mine)
+        kept = [
+            await service.submit(provider="zai", project_id="y"),
+            await service.submit(slot="mine", project_id="y"),
+        ]
+        await service.ended(await service.submit(slot="mine", project_id="x"))
+        for task_id, what in zip(kept, ("any slot of zai", "slot mine"), strict=True):
+            why = await service.engine.why(task_id)
+            assert why is not None
+            (reason,) = why.reasons
+            assert f"project y may not use {what}" in reason.message
+            assert "mine" not in [room.name for room in why.slots]
+        set_slots(service, SlotStanding(name="mine", provider="zai"))
+        for task_id in kept:
+            await service.ended(task_id, within_seconds=10.0)
+
+    play(scenario)
+
+
+def test_a_project_waits_while_the_slots_that_it_may_use_are_closed() -> None:
+    async def scenario(service: Service) -> None:
+        closed = used_up(service, "all")
+        set_slots(service, SlotStanding(name="mine", provider="zai", projects=("x",)), closed)
+        waiting = await service.submit(provider="zai", project_id="y")
+        await service.ended(await service.submit(provider="zai", project_id="x"))
+        assert waiting not in service.ordered()
+        why = await service.engine.why(waiting)
+        assert why is not None
+        (reason,) = why.reasons
+        assert "mine" not in reason.message, "it is not told of what it may not use"
+        set_slots(service, open_slot("all"))
+        await service.ended(waiting, within_seconds=10.0)
+
+    play(scenario)

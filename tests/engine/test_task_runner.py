@@ -204,9 +204,23 @@ def test_a_providers_429_pauses_its_target_or_slot_and_costs_no_attempt(
         assert 26 <= service.now() - started <= 30
         return await service.ended(limited)
 
-    outcome = Limited(retry_after_seconds=30.0)
+    outcome = Limited(retry_after_seconds=30.0, slot=mine.get("slot"))
     record = play(scenario, in_turn((0.5, outcome), (0.5, DONE)))
     assert (record.task.status, record.progress.failures) == (TaskStatus.DONE, 0)
+
+
+def test_a_slot_that_a_task_names_is_not_closed_by_what_its_target_says() -> None:
+    async def scenario(service: Service) -> None:
+        limited = await service.submit(target="t", slot="s")
+        await asyncio.sleep(1.0)
+        (closure,) = await service.engine.closures()
+        assert (closure.kind, closure.name, closure.cause) == ("target", "t", "target")
+        free = await service.submit(target="u", slot="s")
+        assert (await service.ended(free, within_seconds=2)).task.status is TaskStatus.DONE
+        await service.ended(limited)
+
+    outcome = Limited(retry_after_seconds=30.0)
+    play(scenario, in_turn((0.5, outcome), (0.5, DONE)))
 
 
 def test_what_a_rate_limited_attempt_held_is_given_back() -> None:

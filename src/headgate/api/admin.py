@@ -27,6 +27,8 @@ from headgate.api.schema.admin import (
     BudgetListBody,
     BudgetPatchBody,
     ChangeBody,
+    ClosureListBody,
+    OpenBody,
     PatchBody,
     ProjectBody,
     ProjectListBody,
@@ -37,6 +39,7 @@ from headgate.api.schema.admin import (
     TargetListBody,
     TargetPatchBody,
 )
+from headgate.api.slots import known_closures
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.config import AgentSettings, budgets
 from headgate.config.budget_limits import ROOT_NAME
@@ -46,11 +49,12 @@ from headgate.config.state import ConfigState
 from headgate.core.budgets.scopes import ROOT, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.fair_share import Share
+from headgate.core.gates import GateClosure, GateKind, GatePart
 from headgate.core.money import plain_usd
 from headgate.core.snapshot import BUILT_IN_AGENT
-from headgate.core.task_view import exact_moment
+from headgate.core.task_view import ClosureBody, closure_body, exact_moment
 from headgate.errors import InvalidSettingError
-from headgate.storage.audit import AuditRow
+from headgate.storage.audit import AuditEntry, AuditRow
 from headgate.storage.store import LaneCount, Totals
 
 # Projects, agents, targets and budgets as administrators see them: in force, and from where.
@@ -112,7 +116,14 @@ def listed_agents(state: ConfigState, counts: Counts) -> list[str]:
     return list(dict.fromkeys((*known, *busy)))[:MAX_AGENTS]
 
 
-def agent_body(state: ConfigState, name: str, counts: Counts) -> AgentBody:
+def closure_bodies(closures: Iterable[GateClosure], kind: GateKind, name: str) -> list[ClosureBody]:
+    """Return what closes one thing."""
+    return [closure_body(one) for one in closures if one.part == (kind, name)]
+
+
+def agent_body(
+    state: ConfigState, name: str, counts: Counts, closures: Iterable[GateClosure] = ()
+) -> AgentBody:
     """Return an agent, also one that nobody has declared."""
     count = counts.get(name, NOTHING)
     if name == BUILT_IN_AGENT:
@@ -129,6 +140,7 @@ def agent_body(state: ConfigState, name: str, counts: Counts) -> AgentBody:
         inflight=count.inflight,
         configured=_is_configured(state, "agents", name),
         overridden=overridden_fields(state, "agents", name),
+        closures=closure_bodies(closures, "agent", name),
     )
 
 
@@ -150,7 +162,7 @@ def _built_in_body(state: ConfigState, count: Count) -> AgentBody:
     )
 
 
-def target_body(state: ConfigState, name: str) -> TargetBody:
+def target_body(state: ConfigState, name: str, closures: Iterable[GateClosure] = ()) -> TargetBody:
     """Return a target that there is, without anything that may be a secret."""
     target = state.settings.all_targets[name]
     return TargetBody(
@@ -164,10 +176,11 @@ def target_body(state: ConfigState, name: str) -> TargetBody:
         env=sorted(getattr(target, "env", {})),
         configured=("targets", name) not in state.draining,
         overridden=overridden_fields(state, "targets", name),
+        closures=closure_bodies(closures, "target", name),
     )
 
 
-def budget_bodies(state: ConfigState) -> list[BudgetBody]:
+def budget_bodies(state: ConfigState, closures: Iterable[GateClosure] = ()) -> list[BudgetBody]:
     """Return what every scope with a limit may use."""
     return [
         BudgetBody(
@@ -176,6 +189,7 @@ def budget_bodies(state: ConfigState) -> list[BudgetBody]:
             limit_tokens=limit.limit_tokens,
             window=format_window(limit.window),
             overridden=overridden_fields(state, "budgets", ROOT_NAME if scope == ROOT else scope),
+            closures=closure_bodies(closures, "scope", scope),
         )
         for scope, limit in budgets(state.settings).items()
     ]
@@ -194,6 +208,16 @@ def overridden_fields(state: ConfigState, kind: OverrideKind, name: str) -> list
     fields = {key: field for field, key in PATCHABLE[kind].items()}
     return [fields[key] for key in state.overridden(kind, name)]
 
+
+OPENED: dict[str, GateKind] = {
+    "slot": "slot",
+    "target": "target",
+    "agent": "agent",
+    "budget": "scope",
+}
+"""What people call the things that they may open, and what the dispatcher calls them."""
+
+MAX_CLOSURES = 1_000
 
 OK = 200
 BUDGET_QUERY = ("scope",)
@@ -243,7 +267,11 @@ async def list_agents(api: Api, _: Request, __: str) -> Response:
 async def agent_bodies(api: Api) -> list[AgentBody]:
     """Return the agents that are configured, or have tasks now."""
     state, counts = api.config.state, await _counts(api, "agent_id")
-    return [agent_body(state, name, counts) for name in listed_agents(state, counts)]
+    closed = await known_closures(api)
+    closed_agents = {one.name for one in closed if one.kind == "agent"}
+    by_agent = {name: [one for one in closed if one.name == name] for name in closed_agents}
+    names = listed_agents(state, counts)
+    return [agent_body(state, name, counts, by_agent.get(name, ())) for name in names]
 
 
 async def show_agent(api: Api, _: Request, name: str) -> Response:
@@ -251,20 +279,21 @@ async def show_agent(api: Api, _: Request, name: str) -> Response:
     state, counts = api.config.state, await _counts(api, "agent_id")
     known = {agent.id for agent in state.settings.core_agents()}
     _check_known(name in known or name in counts, "agent", name)
-    return json_response(OK, agent_body(state, name, counts))
+    return json_response(OK, agent_body(state, name, counts, await known_closures(api)))
 
 
 async def change_agent(api: Api, request: Request, name: str) -> Response:
     """Change an agent beside the file; one that is not there yet is made."""
     body = read_body(await request.json_body(), AgentPatchBody)
     await patch(api, request, "agents", name, body)
-    return json_response(OK, agent_body(api.config.state, name, await _counts(api, "agent_id")))
+    counts, closures = await _counts(api, "agent_id"), await known_closures(api)
+    return json_response(OK, agent_body(api.config.state, name, counts, closures))
 
 
 async def list_targets(api: Api, _: Request, __: str) -> Response:
     """Answer with all targets."""
-    state = api.config.state
-    bodies = [target_body(state, name) for name in state.settings.all_targets]
+    state, closures = api.config.state, await known_closures(api)
+    bodies = [target_body(state, name, closures) for name in state.settings.all_targets]
     return json_response(OK, TargetListBody(targets=bodies))
 
 
@@ -272,7 +301,7 @@ async def show_target(api: Api, _: Request, name: str) -> Response:
     """Answer with a target."""
     state = api.config.state
     _check_known(name in state.settings.all_targets, "target", name)
-    return json_response(OK, target_body(state, name))
+    return json_response(OK, target_body(state, name, await known_closures(api)))
 
 
 async def change_target(api: Api, request: Request, name: str) -> Response:
@@ -285,7 +314,8 @@ async def change_target(api: Api, request: Request, name: str) -> Response:
 
 async def list_budgets(api: Api, _: Request, __: str) -> Response:
     """Answer with the limits of all budgets."""
-    return json_response(OK, BudgetListBody(budgets=budget_bodies(api.config.state)))
+    bodies = budget_bodies(api.config.state, await known_closures(api))
+    return json_response(OK, BudgetListBody(budgets=bodies))
 
 
 async def change_budget(api: Api, request: Request, _: str) -> Response:
@@ -300,6 +330,41 @@ async def change_budget(api: Api, request: Request, _: str) -> Response:
     scope = parse_scope(given["scope"], field="scope")
     await patch(api, request, "budgets", scope or "root", body)
     return await list_budgets(api, request, "")
+
+
+async def list_closures(api: Api, _: Request, __: str) -> Response:
+    """Answer with everything that keeps tasks from starting, and who closed it."""
+    bodies = [closure_body(one) for one in shown_closures(await api.engine.closures())]
+    return json_response(OK, ClosureListBody(closures=bodies[:MAX_CLOSURES], count=len(bodies)))
+
+
+def shown_closures(closures: Iterable[GateClosure]) -> list[GateClosure]:
+    """Return the closures of what people know by name, by kind and name.
+
+    What follows from others, as the gate of a provider, and what only the dispatcher speaks of, as
+    a kind of work, is left to the reasons of a task.
+    """
+    kinds = OPENED.values()
+    return sorted((one for one in closures if one.kind in kinds), key=lambda one: one.part)
+
+
+async def open_closed(api: Api, request: Request, _: str) -> Response:
+    """Open something that was closed, before its time."""
+    body = read_body(await request.json_body(), OpenBody)
+    await opened(api, request, OPENED[body.kind], body.name)
+    return await list_closures(api, request, "")
+
+
+async def opened(api: Api, request: Request, kind: GateKind, name: str) -> None:
+    """Open a slot, a target, an agent or a budget; what closed it may close it again."""
+    if kind == "scope":
+        name = parse_scope(name, field="name")
+    if kind == "target":
+        _check_known(name in api.config.settings.all_targets, "target", name)
+    entry = AuditEntry(actor=actor_of(request), action=f"{kind}.open", subject=name)
+    if kind == "slot":
+        await api.slots.reopen(name)
+    await api.engine.open_gate(GatePart(kind, name), entry)
 
 
 async def pause(api: Api, request: Request, _: str) -> Response:
@@ -420,6 +485,22 @@ def _body(row: AuditRow) -> AuditEntryBody:
 # The table of the routes of administration.
 
 ROUTES = (
+    Route(
+        "GET",
+        "/closures",
+        list_closures,
+        "list what keeps tasks from starting, who closed it, since when and until when",
+        responses={200: ClosureListBody},
+    ),
+    Route(
+        "POST",
+        "/closures/open",
+        open_closed,
+        "open a slot, a target, an agent or a budget before its time",
+        body=OpenBody,
+        responses={200: ClosureListBody},
+        errors=("not_found",),
+    ),
     Route(
         "POST",
         "/scheduler/pause",

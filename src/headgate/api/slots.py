@@ -6,12 +6,15 @@ Any node answers for all slots, also one that does not dispatch: what is known o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from datetime import datetime
 
 from headgate.api.api import Api, Route, actor_of
+from headgate.api.callers import Caller
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.submission import check_unknown, read_body
+from headgate.core.gates import GateClosure
 from headgate.core.slots.quota import QuotaLimit
 from headgate.core.slots.slot import SlotReading, is_exhausted, why_off
 from headgate.core.slots.status import (
@@ -27,10 +30,10 @@ from headgate.core.slots.status import (
     quota_source_words,
 )
 from headgate.core.slots.wakes import WakeMode, is_paused
-from headgate.core.task_view import exact_moment
+from headgate.core.task_view import closure_body, exact_moment
 from headgate.engine.slots.slot import LoopHealth, SlotStatus
 from headgate.engine.slots.slots import Slots
-from headgate.errors import SlotNotFoundError
+from headgate.errors import SlotNotFoundError, StoreUnavailableError
 from headgate.storage.audit import AuditEntry
 
 # Slots as people and programs see them: what is known of each, and what comes next.
@@ -40,9 +43,21 @@ from headgate.storage.audit import AuditEntry
 _UNREAD = SlotReading(read_at=0.0)
 
 
-def slot_body(status: SlotStatus, now: float) -> SlotBody:
-    """Return everything about a slot."""
+def slot_body(
+    status: SlotStatus,
+    now: float,
+    *,
+    closures: Iterable[GateClosure] = (),
+    is_whole: bool = True,
+) -> SlotBody:
+    """Return everything about a slot; `closures` are those that the slot itself does not know.
+
+    Whoever is bound to one project or agent is not told whose task closed it: it is not whole then.
+    """
     schedule, standing = status.row.schedule, status.standing
+    timed = [one for one in closures if one.part == ("slot", status.config.name)]
+    found = [one for one in (standing.closure, *timed) if one is not None]
+    bodies = [closure_body(one, is_whole=is_whole) for one in dict.fromkeys(found)]
     reading = status.row.reading or _UNREAD
     modes = status.config.wake.wake_modes
     off = why_off(status.config, status.row)
@@ -52,15 +67,17 @@ def slot_body(status: SlotStatus, now: float) -> SlotBody:
         zone=str(status.config.wake.zone),
         quota_from=status.config.wake.quota_from,
         quota_text=quota_source_words(status.config.wake),
-        state=_state(status, now),
+        projects=_projects(status, is_whole=is_whole),
+        state=_state(status, now, is_closed=bool(timed)),
         enabled=not off,
         percent_used=standing.percent_used,
         resets_at=_moment(standing.resets_at),
         read_at=_moment(reading.read_at or None),
         level=reading.level,
         limits=[_limit(limit) for limit in reading.limits],
-        wait_reason="" if standing.closure is None else standing.closure.why,
-        wait_until=None if standing.closure is None else _moment(standing.closure.until),
+        wait_reason=bodies[0].why if bodies else "",
+        wait_until=bodies[0].until if bodies else None,
+        closures=bodies,
         wake_modes=[mode.value for mode in WakeMode if mode in modes],
         wakes_enabled=bool(modes) and not (off or schedule.wake_auto_disabled),
         next_wake=next_wake(status.config, status.row, now),
@@ -78,17 +95,24 @@ def slot_body(status: SlotStatus, now: float) -> SlotBody:
     )
 
 
-def _state(status: SlotStatus, now: float) -> SlotState:
+def _state(status: SlotStatus, now: float, *, is_closed: bool) -> SlotState:
     reading = status.row.reading
     if why_off(status.config, status.row):
         return "disabled"
     if is_paused(status.row.schedule, now):
         return "paused"
+    if reading is not None and is_exhausted(status.config, reading, now):
+        return "exhausted"
+    if is_closed:
+        return "closed"
     if reading is None:
         return "unknown"
-    if is_exhausted(status.config, reading, now):
-        return "exhausted"
     return "cold" if reading.resets_at is None or reading.resets_at <= now else "open"
+
+
+def _projects(status: SlotStatus, *, is_whole: bool) -> list[str] | None:
+    projects = status.config.projects
+    return None if projects is None or not is_whole else list(projects)
 
 
 def _limit(limit: QuotaLimit) -> QuotaLimitBody:
@@ -125,26 +149,50 @@ WARM_SECONDS = 20.0
 """How long a wake by hand is waited for; it goes on, and its slot says what comes of it."""
 
 
-async def list_slots(api: Api, _: Request, __: str) -> Response:
-    """Answer with all slots, in the order of the file."""
-    bodies = slot_bodies(api)
+async def list_slots(api: Api, request: Request, _: str) -> Response:
+    """Answer with the slots that the caller may use, in the order of the file."""
+    bodies = await slot_bodies(api, request.caller)
     return json_response(OK, SlotListBody(slots=bodies, count=len(bodies)))
 
 
-def slot_bodies(api: Api) -> list[SlotBody]:
-    """Return all slots, in the order of the file."""
-    now = api.engine.now()
-    return [slot_body(status, now) for status in api.slots.statuses()]
+async def slot_bodies(api: Api, caller: Caller) -> list[SlotBody]:
+    """Return the slots that the caller may use, in the order of the file."""
+    now, closures = api.engine.now(), await known_closures(api)
+    statuses = [one for one in api.slots.statuses() if may_use(one, caller)]
+    is_whole = not caller.is_bound
+    return [slot_body(one, now, closures=closures, is_whole=is_whole) for one in statuses]
 
 
-async def show_slot(api: Api, _: Request, name: str) -> Response:
+async def known_closures(api: Api) -> tuple[GateClosure, ...]:
+    """Return what is closed, as far as this node knows while its store is away."""
+    try:
+        return await api.engine.closures()
+    except StoreUnavailableError:
+        return ()
+
+
+def may_use(status: SlotStatus, caller: Caller) -> bool:
+    """Tell whether tasks of the caller may name a slot; to others it is not there."""
+    return caller.project_id is None or status.config.is_for(caller.project_id)
+
+
+async def show_slot(api: Api, request: Request, name: str) -> Response:
     """Answer with a slot."""
-    return json_response(OK, one_slot(api, name))
+    return json_response(OK, await one_slot(api, name, request.caller))
 
 
-def one_slot(api: Api, name: str) -> SlotBody:
+async def one_slot(api: Api, name: str, caller: Caller) -> SlotBody:
     """Return a slot, or raise `SlotNotFoundError`."""
-    return slot_body(_status(api.slots, name), api.engine.now())
+    status = _status(api.slots, name)
+    if not may_use(status, caller):
+        raise SlotNotFoundError(name)
+    return await _body_of(api, status, caller)
+
+
+async def _body_of(api: Api, status: SlotStatus, caller: Caller) -> SlotBody:
+    closures = await known_closures(api)
+    now = api.engine.now()
+    return slot_body(status, now, closures=closures, is_whole=not caller.is_bound)
 
 
 async def show_log(api: Api, request: Request, name: str) -> Response:
@@ -178,7 +226,7 @@ async def warmed(api: Api, request: Request, name: str) -> SlotBody:
     warming.add_done_callback(_look_at)
     await asyncio.wait((warming,), timeout=WARM_SECONDS)
     status = warming.result() if warming.done() else _status(slots, name)
-    return slot_body(status, api.engine.now())
+    return await _body_of(api, status, request.caller)
 
 
 async def observe_slot(api: Api, request: Request, name: str) -> Response:
@@ -186,7 +234,7 @@ async def observe_slot(api: Api, request: Request, name: str) -> Response:
     body = read_body(await request.json_body(), SlotResponseBody)
     status = _status(api.slots, name)
     observe_response(api.slots, name, body, api.engine.now())
-    return json_response(ACCEPTED, slot_body(status, api.engine.now()))
+    return json_response(ACCEPTED, await _body_of(api, status, request.caller))
 
 
 def observe_response(slots: Slots, name: str, response: SlotResponseBody, now: float) -> None:
@@ -209,7 +257,7 @@ async def switched(api: Api, request: Request, name: str, *, is_on: bool) -> Slo
     """Enable or disable a slot, and return it."""
     entry = _entry(request, "slot.enable" if is_on else "slot.disable", name)
     status = await api.slots.switch(name, is_on=is_on, entry=entry)
-    return slot_body(status, api.engine.now())
+    return await _body_of(api, status, request.caller)
 
 
 def _status(slots: Slots, name: str) -> SlotStatus:

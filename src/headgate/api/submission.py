@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self, TypeVar
@@ -630,6 +630,7 @@ class SubmissionParser:
         target_providers: Mapping[str, str] | None = None,
         slots: Mapping[str, str] | None = None,
         cost_targets: Iterable[str] = (),
+        slot_projects: Mapping[str, Collection[str]] | None = None,
         defaults: Defaults | None = None,
         draining: Draining = NOTHING_DRAINS,
         check_url: Callable[[str], str | None] | None = None,
@@ -642,6 +643,7 @@ class SubmissionParser:
         self._target_providers = dict(target_providers or {})
         self._slots = dict(slots or {})
         self._cost_targets = frozenset(cost_targets)
+        self._slot_projects = dict(slot_projects or {})
         self._defaults = defaults or Defaults()
         self._default_terms = Terms(
             max_attempts=self._defaults.max_attempts, attempt_seconds=self._defaults.attempt_seconds
@@ -670,6 +672,11 @@ class SubmissionParser:
             cost_targets=[
                 name for name, target in settings.all_targets.items() if target.trusts_cost
             ],
+            slot_projects={
+                name: frozenset(slot.projects)
+                for name, slot in settings.slots.items()
+                if slot.projects is not None
+            },
             defaults=Defaults(
                 deadline_seconds=scheduler.default_deadline_seconds,
                 attempt_seconds=scheduler.attempt_timeout_seconds,
@@ -772,7 +779,7 @@ class SubmissionParser:
         target = self._target(body.target, body.agent_id)
         if self._draining:
             self._check_taken(project_id, body.agent_id, target)
-        slot, provider = self._slot(body.slot, body.provider, target)
+        slot, provider = self._slot(body.slot, body.provider, target, project_id)
         not_before = parse_not_before(body.not_before, now=now) if body.not_before else None
         return Task(
             project_id=project_id,
@@ -810,24 +817,47 @@ class SubmissionParser:
         return wanted
 
     def _slot(
-        self, slot: str | None, provider: str | None, target: str
+        self, slot: str | None, provider: str | None, target: str, project_id: str
     ) -> tuple[str | None, str | None]:
         """Return the slot or the provider of a task: what it says itself, or what its target says.
 
-        The slot of a target need not be configured; then only limits are counted on it.
+        The slot of a target need not be configured; then only limits are counted on it. A slot that
+        the project may not use is refused in the words for one that is not there: whoever may not
+        name it does not learn of it.
         """
         if slot and provider:
             reject_field("provider", "cannot be named beside a slot; leave one of them out")
         if slot:
-            if slot not in self._slots:
-                raise InvalidTaskError("unknown_slot", "slot", f"unknown slot '{excerpt(slot)}'")
+            if slot not in self._slots or not self._is_for(slot, project_id):
+                message = f"unknown slot '{excerpt(slot)}'{self._of_project(project_id)}"
+                raise InvalidTaskError("unknown_slot", "slot", message)
             return slot, None
         if provider:
-            if provider not in self._slots.values():
-                message = f"unknown provider '{excerpt(provider)}': no slot has it"
+            if not self._has_slot(provider, project_id):
+                of_project = self._of_project(project_id)
+                message = f"unknown provider '{excerpt(provider)}': no slot{of_project} has it"
                 raise InvalidTaskError("unknown_provider", "provider", message)
             return None, provider
-        return self._targets[target], self._target_providers.get(target)
+        slot, provider = self._targets[target], self._target_providers.get(target)
+        is_granted = slot is None or self._is_for(slot, project_id)
+        if provider is not None and provider in self._slots.values():
+            is_granted = self._has_slot(provider, project_id)
+        if not is_granted:
+            message = f"target '{target}' uses a slot that is not for project '{project_id}'"
+            raise InvalidTaskError("unknown_slot", "target", f"{message}; name another target")
+        return slot, provider
+
+    def _is_for(self, slot: str, project_id: str) -> bool:
+        projects = self._slot_projects.get(slot)
+        return projects is None or project_id in projects
+
+    def _has_slot(self, provider: str, project_id: str) -> bool:
+        return any(
+            one == provider and self._is_for(name, project_id) for name, one in self._slots.items()
+        )
+
+    def _of_project(self, project_id: str) -> str:
+        return f" of project '{excerpt(project_id)}'" if self._slot_projects else ""
 
     def _check_taken(self, project_id: str, agent_id: str | None, target: str) -> None:
         draining = self._draining
@@ -858,7 +888,7 @@ class SubmissionParser:
         if self._draining:
             self._check_taken(task.project_id, task.agent_id, target)
         own_word = (task.slot, task.provider) if record.terms.names_slot else (None, None)
-        slot, provider = self._slot(*own_word, target)
+        slot, provider = self._slot(*own_word, target, task.project_id)
         new = Task(
             project_id=task.project_id,
             agent_id=task.agent_id,

@@ -111,6 +111,7 @@ COMMANDS = {
     "backup": "Copy the store to a file: tasks, budgets, tokens, overrides and the audit log.",
     "budget": "Set budgets and see what is spent, across all who share a ledger.",
     "cancel": "Cancel tasks, whether they wait or run.",
+    "closures": "List what keeps tasks from starting: who closed it, since when and until when.",
     "completion": "Print a script that completes commands and options with the Tab key.",
     "config": "Check the settings, show where each comes from, print an example.",
     "decide": "Print which agent runs which task, and why the others wait.",
@@ -142,7 +143,13 @@ COMMANDS = {
 }
 """Each is in the module of its name. What it does is said here too, so that a list loads none."""
 
-MODULES = {"restore": "backup", "resume": "pause", "retry": "cancel", "top": "top.command"}
+MODULES = {
+    "closures": "pause",
+    "restore": "backup",
+    "resume": "pause",
+    "retry": "cancel",
+    "top": "top.command",
+}
 """Commands that share a module with their counterpart, and the one with a package of its own."""
 
 

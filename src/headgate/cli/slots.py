@@ -463,6 +463,8 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("state", slot.state),
         ("reason", "" if slot.wait_reason == slot.disabled_reason else slot.disabled_reason),
         ("holds tasks", _wait(slot)),
+        ("closed by", _closers(slot)),
+        ("only for", ", ".join(slot.projects or ())),
         ("used", percent(slot.percent_used)),
         ("resets", _reset(slot)),
         ("quota from", f"{slot.quota_from}: {slot.quota_text}"),
@@ -483,6 +485,16 @@ def _wait(slot: SlotBody) -> str:
     if not slot.wait_reason or slot.wait_until is None:
         return slot.wait_reason
     return f"{slot.wait_reason}, until {_at(slot, slot.wait_until)}"
+
+
+def _closers(slot: SlotBody) -> str:
+    lines = []
+    for one in slot.closures:
+        by = " ".join(text for text in (one.cause, one.by) if text)
+        task = f", task {one.task_id}" if one.task_id else ""
+        since = "" if one.since is None else f", since {_at(slot, one.since)}"
+        lines.append(f"{by}{task}{since}")
+    return "; ".join(line for line in lines if line)
 
 
 def _reset_soon(resets_at: datetime) -> str:

@@ -21,10 +21,12 @@ from headgate.api.schema.admin import (
     BudgetListBody,
     BulkCancelBody,
     BulkRetryBody,
+    ClosureListBody,
     DeliveryBody,
     DeliveryListBody,
     JournalBody,
     LaneListBody,
+    Openable,
     PingedBody,
     ProjectBody,
     ProjectListBody,
@@ -285,6 +287,20 @@ class Client:
         """Start tasks again."""
         return await self.request(
             "POST", "/scheduler/resume", response_type=SwitchBody, is_repeatable=True
+        )
+
+    async def closures(self) -> ClosureListBody:
+        """Return what keeps tasks from starting, who closed it, since when and until when."""
+        return await self.request("GET", "/closures", response_type=ClosureListBody)
+
+    async def open(self, kind: Openable, name: str) -> ClosureListBody:
+        """Open something before its time, and return what is still closed."""
+        return await self.request(
+            "POST",
+            "/closures/open",
+            body={"kind": kind, "name": name},
+            response_type=ClosureListBody,
+            is_repeatable=True,
         )
 
     async def reload(self) -> ReloadBody:

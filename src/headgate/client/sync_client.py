@@ -20,10 +20,12 @@ from headgate.api.schema.admin import (
     BudgetListBody,
     BulkCancelBody,
     BulkRetryBody,
+    ClosureListBody,
     DeliveryBody,
     DeliveryListBody,
     JournalBody,
     LaneListBody,
+    Openable,
     PingedBody,
     ProjectBody,
     ProjectListBody,
@@ -282,6 +284,20 @@ class SyncClient:
         """Start tasks again."""
         return self.request(
             "POST", "/scheduler/resume", response_type=SwitchBody, is_repeatable=True
+        )
+
+    def closures(self) -> ClosureListBody:
+        """Return what keeps tasks from starting, who closed it, since when and until when."""
+        return self.request("GET", "/closures", response_type=ClosureListBody)
+
+    def open(self, kind: Openable, name: str) -> ClosureListBody:
+        """Open something before its time, and return what is still closed."""
+        return self.request(
+            "POST",
+            "/closures/open",
+            body={"kind": kind, "name": name},
+            response_type=ClosureListBody,
+            is_repeatable=True,
         )
 
     def reload(self) -> ReloadBody:

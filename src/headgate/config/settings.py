@@ -74,6 +74,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `base_url` stands for both addresses, `quota_url` and `request_url` for one each. The pointers
     (RFC 6901) find the numbers in the answer of an `http-json` provider. `poll` says whether a
     quota that only headers of responses tell may be asked for with requests, which cost.
+    `projects` are those whose tasks may use the slot; without it all may.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_SLOT_NAME_LENGTH)]
@@ -97,6 +98,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     zone: Text = "UTC"
     limit_type: Text | None = None
     limit_unit: int | str | None = None
+    projects: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_SLOTS)] | None = None
     percent_pointer: str | None = None
     used_pointer: str | None = None
     limit_pointer: str | None = None

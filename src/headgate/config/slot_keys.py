@@ -111,6 +111,7 @@ def slot_config(settings: Settings, slot: SlotSettings, key: str | None) -> Slot
         limit_unit=slot.limit_unit,
         key_digest=_key_digest(slot, key),
         settings_digest=_settings_digest(quota, slot, key),
+        projects=slot.projects,
     )
 
 
@@ -150,7 +151,8 @@ def _key_digest(slot: SlotSettings, key: str | None) -> str:
 def _settings_digest(quota: QuotaSettings, slot: SlotSettings, key: str | None) -> str:
     # How many slots there may be, and how long logs are kept, is none of one slot's matters.
     shared = msgspec.structs.replace(quota, max_slots=1, max_log_days=1)
-    return _digest(slot, shared, key)
+    # Who may use a slot changes nothing about its key and its window.
+    return _digest(msgspec.structs.replace(slot, projects=None), shared, key)
 
 
 def _digest(*parts: object) -> str:

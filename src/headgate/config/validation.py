@@ -14,6 +14,7 @@ import msgspec
 
 from headgate.config.messages import key_path
 from headgate.config.settings import (
+    DEFAULT_PROJECT,
     SLOTS,
     AuthSettings,
     PriceSettings,
@@ -82,6 +83,7 @@ def slot_label_warnings(settings: Settings) -> list[str]:
 
 def _check_slot(settings: Settings, slot: SlotSettings) -> None:
     where = (SLOTS, slot.name)
+    _check_slot_projects(settings, slot, where)
     _check_key(slot, where)
     _check_headers(slot, where)
     wakes = bool(slot.wake_modes)
@@ -97,6 +99,14 @@ def _check_slot(settings: Settings, slot: SlotSettings) -> None:
         check_wake_config(wake_config(settings.quota, slot))
     except InvalidSettingError as error:
         raise InvalidSettingError(key_path(*where, error.field), error.problem) from None
+
+
+def _check_slot_projects(settings: Settings, slot: SlotSettings, where: tuple[str, str]) -> None:
+    known = {DEFAULT_PROJECT, *settings.projects}
+    for name in slot.projects or ():
+        if name not in known:
+            problem = f"there is no project {name!r}; add it under [projects], or leave it out"
+            raise InvalidSettingError(key_path(*where, "projects"), problem)
 
 
 def _check_key(slot: SlotSettings, where: tuple[str, str]) -> None:

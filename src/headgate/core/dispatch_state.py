@@ -39,7 +39,15 @@ from headgate.core.estimates import (
     given,
 )
 from headgate.core.fair_share import ProjectUsage, UsageRow
-from headgate.core.gates import GateClosure, GateKind, GatePart, kind_part, read_kind_part
+from headgate.core.gates import (
+    GateClosure,
+    GateKind,
+    GatePart,
+    GrantPart,
+    grant_of,
+    kind_part,
+    read_kind_part,
+)
 from headgate.core.lane_index import Lane, LaneIndex, ProjectLanes, waited
 from headgate.core.load import MICRO, AdaptiveAlpha, load_score
 from headgate.core.money import MicroUsd, Tokens, amount_of
@@ -133,9 +141,12 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
         Only other settings open them.
         """
         closures = [
-            GateClosure(kind="target", name=name, why=why)
-            for why, names in ((PAUSED, self.paused_targets), (MISSING, self.missing_targets))
-            for name in names
+            GateClosure(kind="target", name=name, why=PAUSED, cause="operator")
+            for name in self.paused_targets
+        ]
+        closures += [
+            GateClosure(kind="target", name=name, why=MISSING, cause="settings")
+            for name in self.missing_targets
         ]
         return {closure.part: closure for closure in closures}
 
@@ -642,6 +653,10 @@ class Closures:
         found = (self.standing.get(part), self.timed.get(part))
         return [closure for closure in found if closure is not None]
 
+    def all(self) -> list[GateClosure]:
+        """Return every closure; a part may have two, what stands first."""
+        return [*self.standing.values(), *self.timed.values()]
+
     def is_closed(self, part: GatePart) -> bool:
         """Say whether anything closes a part."""
         return part in self.standing or part in self.timed
@@ -677,6 +692,7 @@ class SlotGates:
         self._in_flight = in_flight
         self._by_provider: dict[str, list[SlotStanding]] = {}
         self._named: set[str] = set()
+        self._grants: dict[GrantPart, None] = {}
 
     def set(self, standings: Sequence[SlotStanding]) -> None:
         """Go by these standings, and no others; their order is that of the file."""
@@ -688,10 +704,19 @@ class SlotGates:
         self._closures.set_standing("slot", closed)
         for provider in sorted(self._named):
             self._refresh(provider)
+        for grant in self._grants:
+            self._refresh_grant(grant)
 
-    def track(self, provider: str) -> None:
-        """Keep the gate of a provider from now on, because a task names it."""
-        if provider not in self._named:
+    def track(self, task: Task) -> None:
+        """Keep the gates of the provider that a task names, and of what its project may use."""
+        if task.slot is None and task.provider is None:
+            return
+        grant = grant_of(task)
+        if grant not in self._grants:
+            self._grants[grant] = None
+            self._refresh_grant(grant)
+        provider = grant.provider
+        if provider and provider not in self._named:
             self._named.add(provider)
             self._refresh(provider)
 
@@ -700,11 +725,14 @@ class SlotGates:
         standing = self.standings.get(slot)
         if standing is not None and standing.provider in self._named:
             self._refresh(standing.provider)
+            for grant in self._grants:
+                if grant.provider == standing.provider:
+                    self._refresh_grant(grant)
 
-    def choose(self, provider: str, *, without: Collection[str]) -> str | None:
-        """Return the open slot of a provider with the most headroom."""
+    def choose(self, provider: str, project_id: str, *, without: Collection[str]) -> str | None:
+        """Return the open slot of a provider with the most headroom that a project may use."""
         return most_headroom(
-            self._by_provider.get(provider, ()),
+            [one for one in self._by_provider.get(provider, ()) if one.is_for(project_id)],
             is_closed=lambda slot: self._closures.is_closed(_part(slot)),
             in_flight=self._in_flight.by_slot,
             without=without,
@@ -715,8 +743,37 @@ class SlotGates:
         closure = provider_closure(provider, standings, self._closures_of)
         self._closures.stand(GatePart("provider", provider), closure)
 
+    def _refresh_grant(self, grant: GrantPart) -> None:
+        """Close what a project may not use, or of which nothing that it may use is open."""
+        why, until = "", None
+        project_id = grant.project_id
+        if grant.slot:
+            standing = self.standings.get(grant.slot)
+            if standing is not None and not standing.is_for(project_id):
+                why = not_granted(f"slot {grant.slot}", project_id)
+        else:
+            found = self._by_provider.get(grant.provider, ())
+            own = [one for one in found if one.is_for(project_id)]
+            if not own and found:
+                why = not_granted(f"any slot of {grant.provider}", project_id)
+            elif len(own) < len(found):
+                closure = provider_closure(grant.provider, own, self._closures_of)
+                why, until = ("", None) if closure is None else (closure.why, closure.until)
+        closed = (
+            GateClosure(kind="grant", name=grant.part.name, until=until, why=why, cause="settings")
+            if why
+            else None
+        )
+        self._closures.stand(grant.part, closed)
+
     def _closures_of(self, slot: str) -> list[GateClosure]:
         return self._closures.of(_part(slot))
+
+
+def not_granted(what: str, project_id: str) -> str:
+    """Say that a project may not use something, and what to do about it."""
+    advice = "name it in projects of a [[slots]] entry, or cancel the task"
+    return f"project {project_id} may not use {what}; {advice}"
 
 
 def _part(slot: str) -> GatePart:
@@ -760,7 +817,9 @@ class BudgetParking:
         self._unwilling: dict[str, dict[str, None]] = {}
         self.refusals: dict[GatePart, Refused] = {}
 
-    def judge(self, task: Task, refused: Refused, terms: Terms) -> Verdict:
+    def judge(
+        self, task: Task, refused: Refused, terms: Terms, *, now: float | None = None
+    ) -> Verdict:
         """Decide what becomes of a task that was refused, by a scope or for want of an estimate."""
         part = refusing_part(task, refused)
         is_kind = part.kind == "kind"
@@ -774,7 +833,8 @@ class BudgetParking:
             self._part_of[task.id] = part
             return Verdict()
         self._closed.add(part)
-        return Verdict(closure=closure_of(part, refused))
+        closure = closure_of(part, refused)
+        return Verdict(closure=msgspec.structs.replace(closure, task_id=task.id, since=now))
 
     def refuses(self, waiting: Waiting, hold: Callable[[Waiting], Hold]) -> str | None:
         """Return why a task that will not wait cannot start; None if it may be asked for."""
@@ -886,8 +946,9 @@ def ask_again_at(refused: Refused, now: float) -> float | None:
 def closure_of(part: GatePart, refused: Refused) -> GateClosure:
     """Return the closed gate of a scope without room, or of a kind that is to wait."""
     if refused.kind:
+        why = first_of_kind(refused.live, refused.unit.value)
         return GateClosure(
-            kind="kind", name=part.name, why=first_of_kind(refused.live, refused.unit.value)
+            kind="kind", name=part.name, why=why, cause="budget", by=refused.scope or "root"
         )
     used = refused.spent + refused.reserved + refused.overrun
     unit = refused.unit.value
@@ -897,6 +958,8 @@ def closure_of(part: GatePart, refused: Refused) -> GateClosure:
         name=refused.scope,
         until=refused.resets_at,
         why=f"{amount_of(used, unit)} of {most} are used or reserved, and {asked} asked for",
+        cause="budget",
+        by=refused.scope or "root",
     )
 
 
@@ -1254,8 +1317,7 @@ class DispatchState:
             self.index.remove(task_id)
             return
         task = waiting.task
-        if task.provider is not None:
-            self.slots.track(task.provider)
+        self.slots.track(task)
         self.made_agents.ensure(task.agent_id)
         self.index.add(task)
 
@@ -1380,7 +1442,7 @@ class DispatchState:
         self.observe(record, now)
         if refused is None or task_id not in self.waiting:
             return None
-        verdict = self.parking.judge(planned.task, refused, planned.terms)
+        verdict = self.parking.judge(planned.task, refused, planned.terms, now=now)
         if verdict.error is not None:
             self.index.remove(task_id)
             return verdict.error
@@ -1509,7 +1571,7 @@ class DispatchState:
     def _chosen_slot(self, task: Task, provider: str, tokens: int, now: float) -> str | None:
         """Return the slot for a task that leaves it open; without one, the task waits."""
         too_small: dict[str, NoRoom] = {}
-        while (slot := self.slots.choose(provider, without=too_small)) is not None:
+        while (slot := self.slots.choose(provider, task.project_id, without=too_small)) is not None:
             limits = self.rates.limits_on(("slot", slot))
             no_room = self.rates.reached(limits, tokens=tokens, now=now)
             if no_room is None:
@@ -1558,7 +1620,15 @@ class DispatchState:
     def _close_full(self, no_room: NoRoom, until: float, now: float) -> None:
         limit = no_room.limit
         kind: GateKind = "slot" if limit.kind == "slot" else "target"
-        closure = GateClosure(kind=kind, name=limit.name, until=until, why=no_room.why)
+        closure = GateClosure(
+            kind=kind,
+            name=limit.name,
+            until=until,
+            why=no_room.why,
+            cause="rate",
+            by=limit.name,
+            since=now,
+        )
         self.rate_closed[closure.part] = closure
         self.close(closure, now)
 

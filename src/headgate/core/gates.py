@@ -1,10 +1,10 @@
 """Gates: what must be open before a task can start.
 
 A gate is the set of things that a task passes through: its budget scopes with all their
-ancestors, its kind of work, its target, its slot or the provider whose slots it may use, and where
-it can run: on the nodes of the service, or, if it is to be pulled, at a worker of its agent. Tasks
-with the same gate are held together, so that a closed one costs nothing however many tasks stand
-behind it.
+ancestors, its kind of work, its target, its slot or the provider whose slots it may use, what its
+project may use of these, and where it can run: on the nodes of the service, or, if it is to be
+pulled, at a worker of its agent. Tasks with the same gate are held together, so that a closed one
+costs nothing however many tasks stand behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors
 from headgate.core.task import Task
 
-GateKind = Literal["scope", "kind", "target", "slot", "provider", "agent", "worker", "node"]
+GateKind = Literal[
+    "scope", "kind", "target", "slot", "provider", "grant", "agent", "worker", "node"
+]
+
+
+ClosureCause = Literal["", "worker", "target", "provider", "operator", "settings", "budget", "rate"]
+"""Who closed a part: a worker's word, a target's or a provider's answer, somebody by hand, the
+settings, a budget without room, or a rate limit."""
 
 
 class GatePart(NamedTuple):
@@ -31,12 +38,19 @@ class GatePart(NamedTuple):
 
 
 class GateClosure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a part is closed, and the Unix seconds at which it may open, where that is known."""
+    """Why a part is closed, and the Unix seconds at which it may open, where that is known.
+
+    `cause` and `by` say who closed it, `task_id` which task met with it, and `since` when.
+    """
 
     kind: GateKind
     name: str
     until: float | None = None
     why: str = ""
+    cause: ClosureCause = ""
+    by: str = ""
+    task_id: str = ""
+    since: float | None = None
 
     @property
     def part(self) -> GatePart:
@@ -93,14 +107,37 @@ class KindPart(NamedTuple):
         return GatePart("kind", _name_of(self))
 
 
+class GrantPart(NamedTuple):
+    """What a project may use or not: the slot that its task names, or a slot of a provider."""
+
+    project_id: str
+    slot: str
+    provider: str
+
+    @property
+    def part(self) -> GatePart:
+        """What closes while the project may use none of it."""
+        return GatePart("grant", _name_of(self))
+
+
+def grant_of(task: Task) -> GrantPart:
+    """Return what a task with a slot or a provider needs to be granted."""
+    return GrantPart(task.project_id, task.slot or "", "" if task.slot else task.provider or "")
+
+
+def read_grant_part(name: str) -> GrantPart:
+    """Return what a part of this kind stands for."""
+    return GrantPart(*msgspec.json.decode(name))
+
+
 def read_kind_part(name: str) -> KindPart:
     """Return what a part of this kind stands for."""
     return KindPart(*msgspec.json.decode(name))
 
 
 @lru_cache(maxsize=4_096)
-def _name_of(kind: KindPart) -> str:
-    return msgspec.json.encode(tuple(kind)).decode()
+def _name_of(part: KindPart | GrantPart) -> str:
+    return msgspec.json.encode(tuple(part)).decode()
 
 
 def kind_part(task: Task, refused: Refused) -> GatePart:
@@ -123,9 +160,10 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
     if target is not None:
         parts.add(GatePart("target", target))
     if slot is not None:
-        parts.add(GatePart("slot", slot))
+        parts.update((GatePart("slot", slot), GrantPart(project_id, slot, "").part))
     elif provider is not None:
-        parts.add(GatePart("provider", provider))
+        granted = GrantPart(project_id, "", provider)
+        parts.update((GatePart("provider", provider), granted.part))
     parts.add(NODES if puller is None else GatePart("worker", puller))
     if puller:
         parts.add(GatePart("agent", puller))

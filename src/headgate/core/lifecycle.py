@@ -15,9 +15,18 @@ from datetime import datetime
 
 import msgspec
 
+from headgate.core.gates import GateClosure
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MAX_RESERVATION_TOKENS
 from headgate.core.retries import Backoff, RateLimitPolicy, doubled_seconds, rate_limit_wait_seconds
-from headgate.core.task import MAX_LOSSES, Progress, Task, TaskStatus, Terms
+from headgate.core.task import (
+    MAX_LOSSES,
+    Progress,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+    is_worker,
+)
 from headgate.errors import InvalidSettingError
 
 DEADLINE_EXCEEDED = "deadline exceeded while running"
@@ -25,7 +34,11 @@ CANCELLED = "cancelled"
 SHORTEST_PAUSE_SECONDS = 1.0
 MAX_MODEL_LENGTH = 128
 MAX_PAUSE_SECONDS = 86_400.0
-"""The longest pause that a provider can ask for: a wrong header must not stop work for a year."""
+"""The longest pause that anybody can ask for: a wrong header must not stop work for a year."""
+
+MAX_SHARED_PAUSE_SECONDS = 3_600.0
+"""How long one answer closes what several use, at most: a target, or a slot of which nobody knows
+when its window resets. After that one task asks again, which costs nothing while it is refused."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,12 +86,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True):
 class Limited(msgspec.Struct, frozen=True, kw_only=True):
     """The provider asked for a pause; it has done nothing, and charged nothing.
 
-    One that is overloaded may guess when it is not; a limit has an end.
+    One that is overloaded may guess when it is not; a limit has an end. `slot` is the one whose
+    provider answered so; None where nobody but the target or the worker said it.
     """
 
     retry_after_seconds: float | None = None
     error: str = "rate limited"
     is_overload: bool = False
+    slot: str | None = None
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +190,64 @@ def pause_seconds(outcome: Limited, hits: int, policy: RetryPolicy = DEFAULT_POL
         longest = policy.rate_limit.max_seconds
         return doubled_seconds(hits, base=SHORTEST_PAUSE_SECONDS, maximum=longest)
     return min(asked, MAX_PAUSE_SECONDS)
+
+
+def closure_after(
+    outcome: Outcome,
+    record: TaskRecord,
+    *,
+    now: float,
+    policy: RetryPolicy = DEFAULT_POLICY,
+    slot_resets_at: float | None = None,
+) -> GateClosure | None:
+    """Return what a pause closes, for whom, and until when.
+
+    Rule: nobody's word closes what others use. A worker pauses its own agent, and a target itself.
+    A slot is closed by the answer of its provider alone, and no longer than until its window
+    resets; `slot_resets_at` is that time, where it is known.
+    """
+    if not isinstance(outcome, Limited):
+        return None
+    seconds = pause_seconds(outcome, record.progress.rate_limit_hits + 1, policy)
+    worker, task_id = record.progress.node_id, record.task.id
+    if is_worker(worker):
+        # Agents share the target that they pull from, and not the account that they work on.
+        return GateClosure(
+            kind="agent",
+            name=record.agent_id or "",
+            until=now + seconds,
+            why=outcome.error,
+            cause="worker",
+            by=worker or "",
+            task_id=task_id,
+            since=now,
+        )
+    target, slot = record.task.target or "", outcome.slot
+    latest = now + MAX_SHARED_PAUSE_SECONDS
+    if slot is not None and slot_resets_at is not None and slot_resets_at > now:
+        latest = slot_resets_at
+    return GateClosure(
+        kind="target" if slot is None else "slot",
+        name=target if slot is None else slot,
+        until=min(now + seconds, latest),
+        why=outcome.error,
+        cause="target" if slot is None else "provider",
+        by=target,
+        task_id=task_id,
+        since=now,
+    )
+
+
+def behind(closure: GateClosure, step: Finish | TryAgain, task: Task) -> Finish | TryAgain:
+    """Let a task wait for the gate that its own attempt closed, and not for a time of its own.
+
+    So it goes on when somebody opens the gate, and at once where another slot is chosen for it. Of
+    those who pull, only the agent that a task names stands before its gate.
+    """
+    if isinstance(step, Finish):
+        return step
+    is_held = closure.kind != "agent" or task.agent_id == closure.name
+    return msgspec.structs.replace(step, not_before=None if is_held else closure.until)
 
 
 def known_usage(outcome: Outcome) -> Usage:

@@ -9,6 +9,7 @@ import msgspec
 
 from headgate.core.budgets.ledger import Unit
 from headgate.core.estimates import Basis, Estimate, Hold, given
+from headgate.core.gates import ClosureCause, GateClosure, GateKind
 from headgate.core.money import to_usd_float
 from headgate.core.task import (
     Choice,
@@ -29,6 +30,57 @@ class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     tokens: int | None = None
     usd: float | None = None
+
+
+class ClosureBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """Something that keeps tasks from starting: a slot, a target, an agent, a budget.
+
+    `cause` and `by` say who closed it, and `task_id` which task met with it. Without `until` it
+    stays closed until what closed it is over.
+    """
+
+    kind: GateKind
+    name: str
+    why: str = ""
+    cause: ClosureCause = ""
+    by: str = ""
+    task_id: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+_CAUSES: dict[ClosureCause, str] = {
+    "worker": "a worker asked for a pause",
+    "target": "the target asked for a pause",
+    "provider": "the provider asked for a pause",
+    "rate": "a rate limit is reached",
+}
+
+
+def closure_body(closure: GateClosure, *, is_whole: bool = True) -> ClosureBody:
+    """Return a closure as clients see it; whose task met with it, and what it was told, is left out
+    unless it is shown whole."""
+    why = closure.why
+    if not is_whole and closure.task_id:
+        why = _CAUSES.get(closure.cause, "")
+    return ClosureBody(
+        kind=closure.kind,
+        name=closure.name,
+        why=why,
+        cause=closure.cause,
+        by=closure.by if is_whole else "",
+        task_id=closure.task_id if is_whole else "",
+        since=_possible(closure.since),
+        until=_possible(closure.until),
+    )
+
+
+def _possible(seconds: float | None) -> datetime | None:
+    """Return a time; None where none is known, or no calendar reaches it."""
+    try:
+        return moment(seconds)
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 class TaskUsageBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"):

@@ -16,7 +16,14 @@ from msgspec.structs import replace as replaced
 from headgate.core.budgets.ledger import Refused
 from headgate.core.budgets.scopes import Scope, is_within
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
-from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part, read_kind_part
+from headgate.core.gates import (
+    GatePart,
+    gate_key,
+    gate_parts,
+    kind_part,
+    read_grant_part,
+    read_kind_part,
+)
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -247,6 +254,10 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
             return [NoAgentPulls()]
         case GateClosed(kind="worker"):
             return [_worker_reason(dispatch_state, reason)]
+        case GateClosed(kind="grant", name=name):
+            grant = read_grant_part(name)
+            kind_name = ("slot", grant.slot) if grant.slot else ("provider", grant.provider)
+            return [replaced(reason, kind=kind_name[0], name=kind_name[1])]
         case GateClosed(kind="slot" | "target" as kind, name=name):
             found = dispatch_state.closures.of(GatePart(kind, name))
             return [

@@ -317,6 +317,10 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
             yield _slot_attention(
                 slot, "warning", f"is paused: {slot.wait_reason or 'its tasks wait'}."
             )
+        elif slot.state == "closed":
+            yield _slot_attention(
+                slot, "warning", f"is closed: {slot.wait_reason or 'its tasks wait'}."
+            )
         elif slot.poll_errors >= WORRYING_POLL_ERRORS:
             text = f"could not be read {slot.poll_errors} times in a row: {slot.last_error}."
             yield _slot_attention(slot, "warning", text)
@@ -422,7 +426,7 @@ async def show(view: View, _: str) -> Page:
         _or_none(_silent(view)),
         _oldest(view),
     )
-    slots, parts = slot_bodies(view.api), _parts(view, stats)
+    slots, parts = await slot_bodies(view.api, view.caller), _parts(view, stats)
     found = [
         *of_health(parts, view.api.engine.health().problem),
         *_notices(view, budget, slots),

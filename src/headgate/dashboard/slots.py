@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
+from headgate.api.admin import opened
 from headgate.api.slots import one_slot, slot_bodies, slot_lines, switched, warmed
 from headgate.core.slots.quota import UNIT_HOURS
 from headgate.core.slots.status import LogLine, SlotBody
@@ -123,7 +124,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show(view: View, _: str) -> Page:
     """Show all slots."""
-    part = part_of(view, slot_bodies(view.api), "from")
+    part = part_of(view, await slot_bodies(view.api, view.caller), "from")
     context: dict[str, Any] = {
         "part": part,
         "cards": [_card(view, slot) for slot in part.rows],
@@ -134,7 +135,7 @@ async def show(view: View, _: str) -> Page:
 
 async def show_one(view: View, name: str) -> Page:
     """Show everything about a slot."""
-    card = _card(view, one_slot(view.api, name))
+    card = _card(view, await one_slot(view.api, name, view.caller))
     lines: list[Told] = []
     if view.may("admin"):
         lines = [_told(line) for line in await slot_lines(view.api, name, LINES_BESIDE)]
@@ -203,6 +204,13 @@ async def disable(view: View, name: str, _: Form) -> Done:
     )
 
 
+async def reopen(view: View, name: str, _: Form) -> Done:
+    """Open a slot that an answer or a quota closed."""
+    await opened(view.api, view.request, "slot", name)
+    said_then = "the slot is open, until an answer of its provider closes it."
+    return Done(to=slot_href(name), said=said_then)
+
+
 def _card(view: View, slot: SlotBody) -> Card:
     outlook = view.api.engine.outlook
     dispatch_state = None if view.caller.is_bound else outlook.dispatch_state
@@ -255,4 +263,5 @@ ROUTES: tuple[PageRoute, ...] = (
     action_route(f"{SLOTS}/{{id}}/warm", warm),
     action_route(f"{SLOTS}/{{id}}/enable", enable),
     action_route(f"{SLOTS}/{{id}}/disable", disable),
+    action_route(f"{SLOTS}/{{id}}/open", reopen),
 )

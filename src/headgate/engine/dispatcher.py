@@ -143,6 +143,11 @@ class Dispatcher:
             if closure is not None:
                 self._pending_closures.append(closure)
 
+    def slot_resets_at(self, slot: str) -> float | None:
+        """Return when the window of a slot resets, as far as this node knows."""
+        found = (one.resets_at for one in self.standings if one.name == slot)
+        return next(found, None)
+
     def plan_early(self, new: NewTask) -> bool:
         """Plan a task that is about to be stored, if there is nothing else to do.
 
@@ -393,6 +398,8 @@ class Dispatcher:
             self._feed.forget(task_id)
         for closure in news.closures:
             state.close(closure, now)
+        for part in news.opened:
+            state.open(part)
         for node in news.nodes:
             state.workers.set_node(node.id, node.capacity, agent_id=node.agent_id, now=now)
         known = state.in_flight.nodes() | state.in_flight.known_nodes()

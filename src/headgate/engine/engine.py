@@ -30,7 +30,7 @@ from headgate.core.dispatch_state import (
 )
 from headgate.core.estimates import Hold
 from headgate.core.fair_share import Share, shares
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, GatePart
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.lifecycle import DEFAULT_POLICY, RetryPolicy
 from headgate.core.retention import Retention, RetentionCut
@@ -62,6 +62,7 @@ from headgate.errors import (
     StoreUnavailableError,
 )
 from headgate.executors.executor import Executor, has_no_descriptor
+from headgate.storage.audit import AuditEntry
 from headgate.storage.store import (
     KeyedAnswer,
     KeyedSubmit,
@@ -151,6 +152,7 @@ class Engine:
             max_result_bytes=settings.max_result_bytes,
             free_failures=settings.free_failures,
             ledger=ledger,
+            slot_resets_at=self._slot_resets_at,
         )
         self.dispatcher = Dispatcher(
             store,
@@ -174,6 +176,7 @@ class Engine:
             changed=self._changed,
             refresh=self.dispatcher.refresh,
             recheck=self.dispatcher.recheck,
+            doubt_slot=self.feed.doubt_slot,
             ledger=ledger,
         )
         self.node = NodeLife(
@@ -467,6 +470,34 @@ class Engine:
         )
         self.retired.retire(list(replaced.values()), attempts)
 
+    async def closures(self) -> tuple[GateClosure, ...]:
+        """Return everything that keeps tasks from starting, and who closed it.
+
+        Only the node that dispatches knows of budgets and rate limits; any node knows of slots, and
+        of what answers and workers have closed.
+        """
+        state = self.dispatcher.dispatch_state
+        if state is not None:
+            return tuple(state.closures.all())
+        stored = await self.store.closures()
+        standing = (one.closure for one in self.dispatcher.standings)
+        paused = self.settings.dispatch.pauses().values()
+        return (*paused, *(one for one in standing if one is not None), *stored)
+
+    async def open_gate(self, part: GatePart, entry: AuditEntry | None = None) -> bool:
+        """Open a part before its time; whoever dispatches goes by it at its next round.
+
+        What closed it may close it again: a budget that has no room, an answer of the provider.
+        """
+        was_closed = await self.store.open_gate(part, entry)
+        state = self.dispatcher.dispatch_state
+        if state is not None:
+            was_closed = was_closed or part in state.closures.timed
+            state.open(part)
+            self.dispatcher.observe(())
+        self.dispatcher.refresh()
+        return was_closed
+
     async def in_force(self) -> None:
         """Wait until the dispatcher goes by the latest settings, within bounds."""
         with suppress(TimeoutError):
@@ -517,6 +548,9 @@ class Engine:
     def _changed(self, records: Iterable[TaskRecord], closure: GateClosure | None) -> None:
         self.dispatcher.observe(records, closure)
         self.feed.changed(records, closure)
+
+    def _slot_resets_at(self, slot: str) -> float | None:
+        return self.dispatcher.slot_resets_at(slot)
 
     def _call_worker(self, worker_id: str) -> None:
         self.workers.call(worker_id)
@@ -766,7 +800,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
             reasons=reasons,
             would_hold=() if hold is None else would_hold(hold),
             slot=None if slot is None else _named(slot, standings),
-            slots=_of_provider(task.provider, standings) if slot is None and task.provider else (),
+            slots=_of_provider(task, standings) if slot is None and task.provider else (),
         )
 
 
@@ -776,8 +810,9 @@ def _named(name: str, standings: Iterable[SlotStanding]) -> SlotRoom:
     return next(found, SlotRoom(name=name))
 
 
-def _of_provider(provider: str, standings: Iterable[SlotStanding]) -> tuple[SlotRoom, ...]:
-    rooms = [_room(one) for one in standings if one.provider == provider]
+def _of_provider(task: Task, standings: Iterable[SlotStanding]) -> tuple[SlotRoom, ...]:
+    own = [one for one in standings if one.is_for(task.project_id)]
+    rooms = [_room(one) for one in own if one.provider == task.provider]
     return tuple(rooms[:MAX_SLOTS_SHOWN])
 
 

@@ -181,8 +181,12 @@ class EventFeed:
         for listener in self._records_listeners:
             listener(records)
         if closure is not None and closure.kind == "slot":
-            for tell in self._slot_listeners:
-                tell(closure.name)
+            self.doubt_slot(closure.name)
+
+    def doubt_slot(self, name: str) -> None:
+        """Tell of a slot of which somebody says that it has no room."""
+        for tell in self._slot_listeners:
+            tell(name)
 
     def refused(self, refused: Refused) -> None:
         """Tell of a budget that had no room; that is no event."""

@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from itertools import count
 from typing import Generic, TypeVar
 
-import msgspec
 import structlog
 
 from headgate.core.budgets.ledger import Ledger
@@ -26,22 +25,21 @@ from headgate.core.lifecycle import (
     UNKNOWN_USAGE,
     Cancelled,
     Failed,
-    Finish,
     Limited,
     Lost,
     Outcome,
     RetryPolicy,
     Succeeded,
-    TryAgain,
     at_fixed_cost,
+    behind,
+    closure_after,
     known_usage,
     next_step,
-    pause_seconds,
     timed_out,
     without_failure_cost,
 )
 from headgate.core.retries import Backoff
-from headgate.core.task import Task, TaskRecord, is_worker, slot_of
+from headgate.core.task import Task, TaskRecord
 from headgate.engine.external_ledger import mark_dispatched
 from headgate.errors import StoreUnavailableError
 from headgate.executors.executor import OUT_OF_DESCRIPTORS, Executor, work_order_of
@@ -66,6 +64,9 @@ Key = TypeVar("Key", bound=Hashable)
 Changed = Callable[[Iterable[TaskRecord], GateClosure | None], None]
 """Is shown the records that a settlement changed, and the pause that a provider asked for."""
 
+SlotResetsAt = Callable[[str], float | None]
+"""Says when the window of a slot resets, where that is known."""
+
 
 class TaskRunner:
     """Runs attempts through the executors of their targets."""
@@ -81,6 +82,7 @@ class TaskRunner:
         max_result_bytes: int = 1_048_576,
         free_failures: Collection[str] = (),
         ledger: Ledger | None = None,
+        slot_resets_at: SlotResetsAt = lambda _slot: None,
     ) -> None:
         self._ledger = ledger
         self._store = store
@@ -92,6 +94,7 @@ class TaskRunner:
             max_result_bytes=max_result_bytes,
             free_failures=free_failures,
             draws=self._draws,
+            slot_resets_at=slot_resets_at,
         )
         self._attempts: dict[str, _Attempt] = {}
         self._deadlines: DeadlineWatch[_Attempt] = DeadlineWatch(store.now, self._be_late)
@@ -382,7 +385,9 @@ class Settlements:
         max_result_bytes: int,
         free_failures: Collection[str] = (),
         draws: random.Random,
+        slot_resets_at: SlotResetsAt = lambda _slot: None,
     ) -> None:
+        self._slot_resets_at = slot_resets_at
         self.policy = policy
         self.max_result_bytes = max_result_bytes
         self.free_failures = free_failures
@@ -412,37 +417,23 @@ class Settlements:
             raise ValueError(problem)
         draw = self._draws.random()
         step = next_step(outcome, progress, record.terms, now=now, draw=draw, policy=self.policy)
-        if progress.slot is not None and isinstance(outcome, Limited):
-            step = _on_another_slot(step)
+        closure = self._closure(record, outcome, now)
         return Settlement(
             task_id=record.task.id,
             lease=lease,
-            step=step,
+            step=step if closure is None else behind(closure, step, record.task),
             cost=known_usage(outcome),
             result=_result_text(outcome),
-            closure=self._closure(record, outcome, now),
+            closure=closure,
             node_id=node_id,
         )
 
     def _closure(self, record: TaskRecord, outcome: Outcome, now: float) -> GateClosure | None:
         if not isinstance(outcome, Limited):
             return None
-        seconds = pause_seconds(outcome, record.progress.rate_limit_hits + 1, self.policy)
-        until = now + seconds
-        slot = slot_of(record)
-        if slot is not None:
-            return GateClosure(kind="slot", name=slot, until=until, why=outcome.error)
-        if is_worker(record.progress.node_id):
-            # Agents share the target that they pull from, and not the account that they work on.
-            name = record.agent_id or ""
-            return GateClosure(kind="agent", name=name, until=until, why=outcome.error)
-        name = record.task.target or ""
-        return GateClosure(kind="target", name=name, until=until, why=outcome.error)
-
-
-def _on_another_slot(step: Finish | TryAgain) -> Finish | TryAgain:
-    """Let a task whose slot was chosen go on at once: only that slot is left alone meanwhile."""
-    return step if isinstance(step, Finish) else msgspec.structs.replace(step, not_before=None)
+        slot = outcome.slot
+        resets_at = None if slot is None else self._slot_resets_at(slot)
+        return closure_after(outcome, record, now=now, policy=self.policy, slot_resets_at=resets_at)
 
 
 def _result_text(outcome: Outcome) -> str | None:

@@ -19,7 +19,7 @@ from headgate.core.budgets.ledger import Ledger
 from headgate.core.budgets.scopes import Tenant
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import NOTHING_USED, Cancelled, Failed, Finish, Limited, Lost, Outcome
-from headgate.core.task import WORKER_PREFIX, Lease, TaskRecord, TaskStatus
+from headgate.core.task import WORKER_PREFIX, Lease, TaskRecord, TaskStatus, slot_of
 from headgate.engine.external_ledger import mark_dispatched
 from headgate.engine.task_runner import Settlements
 from headgate.errors import StaleWorkerError, StoreUnavailableError
@@ -86,6 +86,7 @@ class PullWorkers:
         changed: Changed,
         refresh: Callable[[], None],
         recheck: Callable[[str], None],
+        doubt_slot: Callable[[str], None] = lambda _slot: None,
         ledger: Ledger | None = None,
     ) -> None:
         self.lease_seconds = lease_seconds
@@ -95,6 +96,7 @@ class PullWorkers:
         self._changed = changed
         self._refresh = refresh
         self._recheck = recheck
+        self._doubt_slot = doubt_slot
         self._ledger = ledger
         self._waiters: dict[str, _Waiter] = {}
         self._is_closed = False
@@ -166,6 +168,10 @@ class PullWorkers:
         if not isinstance(answer, Settled):
             return stale
         self._changed(answer.records, settlement.closure)
+        slot = slot_of(record)
+        if slot is not None and isinstance(report.outcome, Limited):
+            # A worker's word closes no slot, but it is a reason to ask the provider.
+            self._doubt_slot(slot)
         # Only its first word ends an attempt; what comes again is answered and not told of.
         if self._watch is not None and record.progress.node_id == report.worker_id:
             target, outcome = record.task.target or "", _judged(record, report.outcome)

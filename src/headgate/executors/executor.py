@@ -24,7 +24,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt at one task; times are in Unix seconds.
 
     `waits_since` is when the attempt could have started, if anybody knows; `traceparent` is the
-    trace that it belongs to. `slot` is the provider's key that it is to use. Whoever runs the order
+    trace that it belongs to. `slot` is the provider's key that it is to use, and `names_slot` says
+    that the task itself asked for it, and not the settings of its target. Whoever runs the order
     stops it at its deadline and after `attempt_seconds`.
     """
 
@@ -38,6 +39,7 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
     traceparent: str | None = None
     slot: str | None = None
+    names_slot: bool = False
     attempt_seconds: float | None = None
 
 
@@ -55,6 +57,7 @@ def work_order_of(record: TaskRecord) -> WorkOrder:
         started_at=record.progress.started_at,
         traceparent=record.submission.traceparent,
         slot=slot_of(record),
+        names_slot=record.terms.names_slot,
         attempt_seconds=record.terms.attempt_seconds,
     )
 

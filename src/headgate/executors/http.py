@@ -36,6 +36,7 @@ from headgate.executors.executor import (
 )
 from headgate.executors.targets import HttpTarget, Resolver, has_slot
 from headgate.executors.templates import (
+    KEY,
     Environment,
     ObserveSlot,
     SlotKeys,
@@ -90,6 +91,7 @@ class HttpExecutor:
         self._headers = filled_headers(
             fixed, setting=f"{setting}.headers", environment=self._environment
         )
+        self._sends_key = any(KEY in value for value in by_slot.values())
         self._slot_headers = slot_headers(
             by_slot, setting=f"{setting}.headers", environment=self._environment
         )
@@ -141,8 +143,16 @@ class HttpExecutor:
             url=await self._endpoint(order, client),
             content=self._content(order.submission),
             headers=self._headers_for(order),
-            slot=order.slot,
+            slot=order.slot if self._is_answered_by_provider(order) else None,
         )
+
+    def _is_answered_by_provider(self, order: WorkOrder) -> bool:
+        """Tell whether the answer is that of a slot's provider, and says something of its quota.
+
+        It is where the key is sent, and where the settings of the target name the slot or its
+        provider. A slot that only the task names beside any target is none of that target's.
+        """
+        return self._sends_key or (has_slot(self._target) and not order.names_slot)
 
     async def _endpoint(self, order: WorkOrder, client: HttpClient) -> str:
         if self._resolver is None:
@@ -427,7 +437,7 @@ def refused(
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it is sent; `priced_as` is the model whose price the response's usage has.
 
-    `slot` is the one whose key it carries.
+    `slot` is the one whose provider answers it.
     """
 
     method: str
@@ -500,7 +510,7 @@ class RequestRunner:
             if response.is_success:
                 return await self._succeeded(response, request.priced_as)
             text = await read_error_body(response)
-            return refused(
+            outcome = refused(
                 response.status_code,
                 response.headers,
                 self._cleaned(text),
@@ -509,6 +519,9 @@ class RequestRunner:
                 is_model_api=not self._books_failures and _is_model_api(request),
                 usage=usage_of(text.encode(), self._prices, priced_as=request.priced_as),
             )
+            if isinstance(outcome, Limited):
+                return msgspec.structs.replace(outcome, slot=request.slot)
+            return outcome
         finally:
             await response.aclose()
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
+from headgate.core.gates import GateKind, GatePart
 from headgate.core.task import is_worker
 from headgate.errors import LimitReachedError, StaleEpochError
 from headgate.storage.store import Beat, Election, Node
@@ -363,6 +364,8 @@ class Kind(Enum):
     CHANGED = "changed"
     ASSIGNED = "assigned"
     CANCELLED = "cancelled"
+    OPENED = "opened"
+    """Not of a task: somebody opened a gate, whose part the message names."""
 
 
 class Message(NamedTuple):
@@ -371,6 +374,17 @@ class Message(NamedTuple):
     seq: int
     kind: Kind
     task_id: str
+
+
+def part_text(part: GatePart) -> str:
+    """Return a part of a gate as a message carries it."""
+    return f"{part.kind}:{part.name}"
+
+
+def read_part(text: str) -> GatePart:
+    """Return the part that a message carries."""
+    kind, _, name = text.partition(":")
+    return GatePart(cast("GateKind", kind), name)
 
 
 def post(transaction: Transaction, rows: Iterable[tuple[str, Kind, str]]) -> None:

@@ -18,10 +18,12 @@ from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateCharge
 from headgate.core.retention import EVICTION_RANKS
 from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
-from headgate.storage import nodes
-from headgate.storage.nodes import Message
+from headgate.storage import audit, nodes
+from headgate.storage.audit import AuditEntry
+from headgate.storage.nodes import Kind, Message
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.store import (
+    DISPATCHER,
     MAX_PAGE_BYTES,
     Backlog,
     LaneCount,
@@ -65,8 +67,9 @@ _USAGE = (
     "SELECT project_id, hour, tokens, micro_usd, started, completed, forgiven FROM project_usage"
     " ORDER BY project_id, hour"
 )
+_OPEN_GATE = "DELETE FROM gate_closures WHERE kind = ? AND name = ?"
 _CLOSURES = (
-    "SELECT kind, name, closed_until, why FROM gate_closures"
+    "SELECT kind, name, closed_until, why, cause, closed_by, task_id, closed_at FROM gate_closures"
     " WHERE closed_until IS NULL OR closed_until > ? ORDER BY kind, name"
 )
 
@@ -124,9 +127,32 @@ def _forgotten_lanes(transaction: Transaction) -> tuple[LaneCount, ...]:
 def closures(transaction: Transaction, now: float) -> tuple[GateClosure, ...]:
     """Return the gates that are closed now."""
     return tuple(
-        GateClosure(kind=kind, name=name, until=until, why=why)
-        for kind, name, until, why in transaction.read(_CLOSURES, (now,))
+        GateClosure(
+            kind=row[0],
+            name=row[1],
+            until=row[2],
+            why=row[3],
+            cause=row[4],
+            by=row[5],
+            task_id=row[6],
+            since=row[7],
+        )
+        for row in transaction.read(_CLOSURES, (now,))
     )
+
+
+def open_gate(
+    transaction: Transaction, now: float, *, part: GatePart, entry: AuditEntry | None = None
+) -> bool:
+    """Open a part before its time, note who did, and tell the dispatcher; say if it was closed.
+
+    The dispatcher is told in any case: it may have closed the part by itself, for want of budget.
+    """
+    was_closed = bool(transaction.write(_OPEN_GATE, part))
+    nodes.post(transaction, [(DISPATCHER, Kind.OPENED, nodes.part_text(part))])
+    if entry is not None:
+        audit.write(transaction, entry, now)
+    return was_closed
 
 
 def backlog(transaction: Transaction, now: float) -> Backlog:
@@ -150,7 +176,8 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
 def news(work: UnitOfWork, received: Iterable[Message]) -> News:
     """Look at the tasks that messages name, and at the gates that these may have closed."""
     transaction, now = work.transaction, work.now
-    task_ids = dict.fromkeys(message.task_id for message in received)
+    messages = tuple(received)
+    task_ids = dict.fromkeys(one.task_id for one in messages if one.kind is not Kind.OPENED)
     rows = work.rows(task_ids)
     found = {row.id for row in rows}
     passed = {part for row in rows for part in _gates(row.spec.task.target, row.spec.task.slot)}
@@ -160,6 +187,7 @@ def news(work: UnitOfWork, received: Iterable[Message]) -> News:
         gone=tuple(task_id for task_id in task_ids if task_id not in found),
         # Which agent and slot a task had that left them open is not asked when it waits again.
         closures=tuple(one for one in closed if one.part in passed or one.kind in _CHOSEN),
+        opened=tuple(nodes.read_part(one.task_id) for one in messages if one.kind is Kind.OPENED),
         nodes=nodes.live(transaction, now),
         tick=_counters(transaction).get(TICK, 0),
     )

@@ -154,6 +154,14 @@ _CLAIMED = (
     "ALTER TABLE ledger_outbox ADD COLUMN claimed_for_agent TEXT",
 )
 
+# Who closed a gate, when, and at which task.
+_WHO_CLOSED = (
+    "ALTER TABLE gate_closures ADD COLUMN cause TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE gate_closures ADD COLUMN closed_by TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE gate_closures ADD COLUMN task_id TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE gate_closures ADD COLUMN closed_at DOUBLE PRECISION",
+)
+
 TASK_MIGRATIONS = (
     Migration(
         number=1,
@@ -183,6 +191,7 @@ TASK_MIGRATIONS = (
     ),
     Migration(number=4, sqlite=(COUNT_QUEUED_OF_PROJECTS,), postgres=(COUNT_QUEUED_OF_PROJECTS,)),
     Migration(number=5, sqlite=_CLAIMED, postgres=_CLAIMED),
+    Migration(number=6, sqlite=_WHO_CLOSED, postgres=_WHO_CLOSED),
 )
 
 _CHANGING = (
@@ -219,9 +228,13 @@ CLOSURES = Insert(
         ("name", "TEXT"),
         ("closed_until", "DOUBLE PRECISION"),
         ("why", "TEXT"),
+        ("cause", "TEXT"),
+        ("closed_by", "TEXT"),
+        ("task_id", "TEXT"),
+        ("closed_at", "DOUBLE PRECISION"),
     ),
     key=("kind", "name"),
-    updated=("closed_until", "why"),
+    updated=("closed_until", "why", "cause", "closed_by", "task_id", "closed_at"),
 )
 OUTBOX = Insert(
     table="ledger_outbox",

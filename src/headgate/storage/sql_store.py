@@ -28,6 +28,7 @@ from headgate.core.budgets.ledger import (
 )
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.gates import GateClosure, GatePart
 from headgate.core.idempotency import KeyRefusal
 from headgate.core.retention import Evicted, Retention, RetentionCut
 from headgate.core.task import TaskRecord
@@ -46,6 +47,7 @@ from headgate.storage import (
     usage,
 )
 from headgate.storage.assign import collect
+from headgate.storage.audit import AuditEntry
 from headgate.storage.finish import cancel, settle
 from headgate.storage.migrations import migrate, schema_version
 from headgate.storage.store import (
@@ -504,6 +506,14 @@ class SqlTaskStore(WorkerSteps):
     async def collect(self, node_id: str) -> Collected:
         """Start the tasks that are assigned to a node, and return them with what to cancel."""
         return await self._receive(node_id, partial(_collect, node_id))
+
+    async def closures(self) -> tuple[GateClosure, ...]:
+        """Return what answers of targets and providers, and words of workers, have closed."""
+        return await self.ask(partial(queries.closures, now=self.now()))
+
+    async def open_gate(self, part: GatePart, entry: AuditEntry | None = None) -> bool:
+        """Open a part before its time, and note who did; say whether it was closed here."""
+        return await self.run(partial(queries.open_gate, part=part, entry=entry))
 
     async def news(self, epoch: int) -> News:
         """Return what other nodes changed since the last call, and forget that it was news."""

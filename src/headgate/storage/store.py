@@ -22,12 +22,13 @@ from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, SettleR
 from headgate.core.budgets.scopes import Scope, Tenant
 from headgate.core.estimates import Hold, Kind, Learned
 from headgate.core.fair_share import UsageRow
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, GatePart
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, SubmitKey
 from headgate.core.lifecycle import Finish, TryAgain, Usage
 from headgate.core.rate_limits import RateCharge
 from headgate.core.retention import Evicted, Retention, RetentionCut
 from headgate.core.task import Choice, Lease, Submission, Task, TaskRecord, TaskStatus, Terms
+from headgate.storage.audit import AuditEntry
 
 if TYPE_CHECKING:
     import asyncio
@@ -407,6 +408,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     records: tuple[TaskRecord, ...] = ()
     gone: tuple[str, ...] = ()
     closures: tuple[GateClosure, ...] = ()
+    opened: tuple[GatePart, ...] = ()
     nodes: tuple[Node, ...] = ()
     tick: int = 0
 
@@ -472,6 +474,12 @@ class TaskStore(Protocol):
 
     async def find(self, query: TaskQuery) -> TaskPage:
         """List tasks in the order of the query, as many as fit on one page."""
+
+    async def closures(self) -> tuple[GateClosure, ...]:
+        """Return what answers of targets and providers, and words of workers, have closed."""
+
+    async def open_gate(self, part: GatePart, entry: AuditEntry | None = None) -> bool:
+        """Open a part before its time, and note who did; say whether it was closed here."""
 
     async def totals(self) -> Totals:
         """Count what waits, what runs and what has happened."""

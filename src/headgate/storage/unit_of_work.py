@@ -899,7 +899,19 @@ def read_submissions(transaction: Transaction, task_ids: Sequence[str]) -> dict[
 
 def closure_rows(closures: Iterable[GateClosure]) -> list[Row]:
     """Return closed gates as rows that replace what was known of them."""
-    return [(closure.kind, closure.name, closure.until, closure.why) for closure in closures]
+    return [
+        (
+            closure.kind,
+            closure.name,
+            closure.until,
+            closure.why,
+            closure.cause,
+            closure.by,
+            closure.task_id,
+            closure.since,
+        )
+        for closure in closures
+    ]
 
 
 def _closure(transaction: Transaction, part: GatePart) -> GateClosure | None:

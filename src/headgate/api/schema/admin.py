@@ -12,6 +12,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from headgate.core.task_view import ClosureBody
+
 StandingText = Literal["active", "paused", "draining"]
 ProjectStatusText = Literal["active", "paused", "draining", "archived"]
 
@@ -56,6 +58,7 @@ class AgentBody(msgspec.Struct, kw_only=True, rename="camel"):
     configured: bool
     overridden: list[str]
     built_in: bool = False
+    closures: list[ClosureBody] = []
 
 
 class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -71,6 +74,7 @@ class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
     env: list[str]
     configured: bool
     overridden: list[str]
+    closures: list[ClosureBody] = []
 
 
 class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -81,6 +85,25 @@ class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
     limit_tokens: int | None
     window: str
     overridden: list[str]
+    closures: list[ClosureBody] = []
+
+
+class ClosureListBody(msgspec.Struct, kw_only=True):
+    """Everything that keeps tasks from starting, by kind and name."""
+
+    closures: list[ClosureBody]
+    count: int
+
+
+Openable = Literal["slot", "target", "agent", "budget"]
+"""What can be opened before its time."""
+
+
+class OpenBody(msgspec.Struct, kw_only=True):
+    """What is to be opened; the name of a budget is its scope, and empty that of the root."""
+
+    kind: Openable
+    name: str = ""
 
 
 class ProjectListBody(msgspec.Struct, kw_only=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.core.retention import MAX_ENDED_TASKS, TASK_RETENTION_SECONDS
 from headgate.core.task import TaskStatus
-from headgate.core.task_view import HeldBody, TaskSnapshot
+from headgate.core.task_view import ClosureBody, HeldBody, TaskSnapshot
 from headgate.storage.tokens import Permission
 
 Details = dict[str, str | int | float | bool | None]
@@ -365,6 +365,7 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     burn_measured_seconds: int | None = None
     exhausted_at: datetime | None = None
     waiting: int = 0
+    closures: list[ClosureBody] = []
     is_truncated: bool = False
     children: list[BudgetStatusBody] = []
 

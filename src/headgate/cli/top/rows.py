@@ -47,7 +47,13 @@ NOT_ASKED = "…"
 ANY_AGENT = "(any)"
 
 _STANDINGS = {"active": "", "paused": CAREFUL, "draining": CAREFUL, "archived": FAINT}
-_SLOT_STATES = {"open": GOOD, "exhausted": BAD, "paused": CAREFUL, "disabled": BAD}
+_SLOT_STATES = {
+    "open": GOOD,
+    "closed": CAREFUL,
+    "exhausted": BAD,
+    "paused": CAREFUL,
+    "disabled": BAD,
+}
 
 
 def project_rows(service: ServiceState, _: float) -> Sequence[Row]:

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from headgate.core.gates import GateClosure
+from headgate.core.gates import ClosureCause, GateClosure
 from headgate.core.slots.quota import (
     RATE_LIMIT,
     QuotaFailure,
@@ -44,6 +44,7 @@ class SlotConfig(msgspec.Struct, frozen=True, kw_only=True):
     `key_digest` is the same for slots that use the same key at the same place, and so share a
     window; `settings_digest` changes with anything that is configured, the key included. Neither
     tells the key. `limit_type` and `limit_unit` name the row that drives wakes, if not the usual.
+    `projects` are those whose tasks may use it; None is all.
     """
 
     name: str
@@ -55,6 +56,11 @@ class SlotConfig(msgspec.Struct, frozen=True, kw_only=True):
     limit_unit: int | str | None = None
     key_digest: str = ""
     settings_digest: str = ""
+    projects: tuple[str, ...] | None = None
+
+    def is_for(self, project_id: str) -> bool:
+        """Tell whether tasks of a project may use the slot."""
+        return self.projects is None or project_id in self.projects
 
 
 class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +69,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     `percent_used` and `resets_at` are those of the row that drives wakes, or of the one that is
     used up. A key without an open window has no `resets_at`. `is_used_up_again` means that the
     reading before was used up as well, and that its reset had passed by this one.
+    `exhausted_since` is when the first of such readings was made.
     """
 
     read_at: float
@@ -72,6 +79,7 @@ class SlotReading(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[QuotaLimit, ...] = ()
     is_exhausted: bool = False
     is_used_up_again: bool = False
+    exhausted_since: float | None = None
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +121,11 @@ class SlotStanding(msgspec.Struct, frozen=True, kw_only=True):
     closure: GateClosure | None = None
     percent_used: float | None = None
     resets_at: float | None = None
+    projects: tuple[str, ...] | None = None
+
+    def is_for(self, project_id: str) -> bool:
+        """Tell whether tasks of a project may use the slot."""
+        return self.projects is None or project_id in self.projects
 
 
 # Reading a provider's answer. The row that drives wakes gives percent and reset. A slot is
@@ -177,10 +190,13 @@ def is_same(reading: SlotReading, previous: SlotReading | None) -> bool:
 def _after(previous: SlotReading | None, read: Reading) -> Reading:
     """Return the reading with what the one before it adds to it."""
     kept = read.kept
-    if previous is None or not (previous.is_exhausted and kept.is_exhausted):
+    if not kept.is_exhausted:
         return read
-    has_passed = previous.resets_at is not None and previous.resets_at <= kept.read_at
-    kept = msgspec.structs.replace(kept, is_used_up_again=has_passed)
+    since, has_passed = kept.read_at, False
+    if previous is not None and previous.is_exhausted:
+        since = previous.exhausted_since or previous.read_at
+        has_passed = previous.resets_at is not None and previous.resets_at <= kept.read_at
+    kept = msgspec.structs.replace(kept, is_used_up_again=has_passed, exhausted_since=since)
     return msgspec.structs.replace(read, kept=kept)
 
 
@@ -266,6 +282,7 @@ def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
         closure=_standing_closure(config, row, now),
         percent_used=percent,
         resets_at=resets_at,
+        projects=config.projects,
     )
 
 
@@ -277,11 +294,12 @@ def _is_over(config: SlotConfig, reading: SlotReading, now: float) -> bool:
 def _standing_closure(config: SlotConfig, row: SlotRow, now: float) -> GateClosure | None:
     off = why_off(config, row)
     if off:
-        return _closure(config, off)
+        return _closure(config, off, cause=_off_by(config, row))
     # A pause of the provider ends by its time; one for want of a key when a poll has had the key.
     if is_paused(row.schedule, now) or row.schedule.paused_why:
         why = f"paused, {why_paused(row.schedule)}"
-        return _closure(config, why + _used(row.reading), row.schedule.paused_until)
+        cause: ClosureCause = "settings" if row.schedule.paused_why else "provider"
+        return _closure(config, why + _used(row.reading), row.schedule.paused_until, cause=cause)
     if row.reading is not None and is_exhausted(config, row.reading, now):
         return _exhausted(config, row.reading, now)
     return None
@@ -317,13 +335,13 @@ def why_off(config: SlotConfig, row: SlotRow) -> str:
 
 
 def _exhausted(config: SlotConfig, reading: SlotReading, now: float) -> GateClosure:
-    percent = _used(reading)
-    resets_at = reading.resets_at
+    why, until = f"exhausted{_used(reading)}", reading.resets_at
     if not config.wake.is_polled:
-        return _closure(config, f"exhausted{percent}", exhausted_until(config, reading))
-    if resets_at is None or resets_at > now:
-        return _closure(config, f"exhausted{percent}", resets_at)
-    return _closure(config, f"exhausted{percent}, a poll has to show the reset")
+        until = exhausted_until(config, reading)
+    elif until is not None and until <= now:
+        why, until = f"{why}, a poll has to show the reset", None
+    since = reading.exhausted_since or reading.read_at
+    return _closure(config, why, until, cause="provider", since=since)
 
 
 def _used(reading: SlotReading | None) -> str:
@@ -332,8 +350,24 @@ def _used(reading: SlotReading | None) -> str:
     return f", {reading.percent_used:.0f}% used"
 
 
-def _closure(config: SlotConfig, why: str, until: float | None = None) -> GateClosure:
-    return GateClosure(kind="slot", name=config.name, until=until, why=why)
+def _off_by(config: SlotConfig, row: SlotRow) -> ClosureCause:
+    if not config.is_enabled:
+        return "settings"
+    return "operator" if row.is_off else "provider"
+
+
+def _closure(
+    config: SlotConfig,
+    why: str,
+    until: float | None = None,
+    *,
+    cause: ClosureCause,
+    since: float | None = None,
+) -> GateClosure:
+    by = config.provider if cause == "provider" else ""
+    return GateClosure(
+        kind="slot", name=config.name, until=until, why=why, cause=cause, by=by, since=since
+    )
 
 
 # Choosing a slot for a task that names only the provider. The slot with the most headroom goes

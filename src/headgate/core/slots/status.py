@@ -25,9 +25,9 @@ from headgate.core.slots.wakes import (
     next_wake_at,
     reason_words,
 )
-from headgate.core.task_view import exact_moment
+from headgate.core.task_view import ClosureBody, exact_moment
 
-SlotState = Literal["unknown", "cold", "open", "exhausted", "paused", "disabled"]
+SlotState = Literal["unknown", "cold", "open", "closed", "exhausted", "paused", "disabled"]
 LogPhase = Literal["request", "response", "error", "event"]
 
 
@@ -76,12 +76,16 @@ class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
 class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """Everything about a slot: `wait_reason` says why its tasks wait, if they do.
 
+    `closures` are all the things that keep them, each with who closed the slot, since when and
+    until when. `projects` are those whose tasks may use it; without them all may.
+
     `zone` is the one in which its times of day are set, and told. `quota_from` is where readings
     come from: an `address` that tells the quota, `requests` that are sent for it and cost, or the
     responses to real `traffic`; then nothing is asked, and there is no `next_poll_at`.
     `quota_text` says so in words, and what it costs.
 
-    `state` is `cold` while no window is open, and `unknown` before the first reading. A slot that
+    `state` is `cold` while no window is open, and `unknown` before the first reading; `closed` is
+    a slot with room to which a task got a 429, or whose rate limit is reached. A slot that
     is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
     `disabled_reason` says why, unless no mode was configured. `last_error` is what went wrong at
     the last poll, or when the key was refused, which counts as one of `poll_errors`.
@@ -101,6 +105,8 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     limits: list[QuotaLimitBody]
     wait_reason: str = ""
     wait_until: datetime | None = None
+    closures: list[ClosureBody] = []
+    projects: list[str] | None = None
     wake_modes: list[str]
     wakes_enabled: bool
     next_wake: NextWakeBody | None = None

@@ -131,6 +131,22 @@ def switch(rows: Rows, now: float, *, config: SlotConfig, is_on: bool) -> tuple[
     return _changed(row, after), after
 
 
+def reopen(rows: Rows, now: float, *, config: SlotConfig) -> tuple[Changed, SlotRow]:  # noqa: ARG001
+    """Let tasks start again that a pause or a quota kept, and ask for a poll.
+
+    The poll may know better. A slot that is off stays so: that is a switch of its own.
+    """
+    row = _row(rows, config.name)
+    schedule = msgspec.structs.replace(
+        row.schedule, paused_until=None, paused_why="", poll_requested=True
+    )
+    reading = row.reading
+    if reading is not None and reading.is_exhausted:
+        reading = msgspec.structs.replace(reading, is_exhausted=False, exhausted_since=None)
+    after = msgspec.structs.replace(row, schedule=schedule, reading=reading)
+    return _changed(row, after), after
+
+
 def claim_poll(
     rows: Rows,
     now: float,

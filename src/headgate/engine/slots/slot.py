@@ -40,6 +40,7 @@ from headgate.core.slots.steps import (
     needs_look,
     observe,
     poll_done,
+    reopen,
     switch,
     wake_done,
 )
@@ -539,6 +540,14 @@ class KeySlot:
         slot_log.switched(self.trail, self.name, is_on=is_on)
         self.restate()
         self.wake_alarm.ring()
+        self.quota_alarm.ring()
+        return self.status()
+
+    async def reopen(self) -> SlotStatus:
+        """Let its tasks start again, until an answer of the provider closes it."""
+        await self.begin()
+        await self.shared.rows.step((self.name,), partial(reopen, config=self.config))
+        self.restate()
         self.quota_alarm.ring()
         return self.status()
 

@@ -236,6 +236,10 @@ class Slots:
         """Enable or disable a slot by hand; enabling forgets what had disabled it."""
         return await self._slot(name).switch(entry, is_on=is_on)
 
+    async def reopen(self, name: str) -> SlotStatus:
+        """Open a slot that a pause or a quota closed; the next answer of its provider decides."""
+        return await self._slot(name).reopen()
+
     def read_soon(self, name: str) -> None:
         """Read the quota soon: somebody was told there is none. At most once a minute."""
         slot = self._slots.get(name)
