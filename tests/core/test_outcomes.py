@@ -19,13 +19,24 @@ from headgate.core.lifecycle import (
     Succeeded,
     TryAgain,
     Usage,
+    behind,
+    closure_after,
     cost_of,
     known_usage,
     next_step,
     pause_seconds,
     timed_out,
 )
-from headgate.core.task import MAX_LOSSES, NO_PROGRESS, Progress, TaskStatus, Terms
+from headgate.core.task import (
+    MAX_LOSSES,
+    NO_PROGRESS,
+    WORKER_PREFIX,
+    Progress,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+)
 
 NOW = 1_000.0
 ONCE = Terms()
@@ -200,3 +211,73 @@ def test_attempts_and_losses_are_capped_and_waits_never_lie_in_the_past(
         progress = Progress(
             failures=found.failures, losses=found.losses, rate_limit_hits=found.rate_limit_hits
         )
+
+
+NODE, WORKER = "node-1", f"{WORKER_PREFIX}{'0' * 32}"
+HOUR, DAY = 3_600.0, 86_400.0
+
+
+@pytest.mark.parametrize(
+    ("node_id", "asked", "slot", "resets_in", "closed", "cause", "seconds"),
+    [
+        # A worker: its agent, whatever slot its task has.
+        (WORKER, 60.0, None, None, ("agent", "coder"), "worker", 60.0),
+        (WORKER, DAY, None, None, ("agent", "coder"), "worker", DAY),
+        (WORKER, 9 * DAY, None, None, ("agent", "coder"), "worker", DAY),
+        (WORKER, DAY, "work", 600.0, ("agent", "coder"), "worker", DAY),
+        # A target that says so: itself, and an hour at most.
+        (NODE, 60.0, None, None, ("target", "t"), "target", 60.0),
+        (NODE, DAY, None, 600.0, ("target", "t"), "target", HOUR),
+        # The provider of a slot: until the window resets, or an hour.
+        (NODE, 60.0, "work", 600.0, ("slot", "work"), "provider", 60.0),
+        (NODE, DAY, "work", 600.0, ("slot", "work"), "provider", 600.0),
+        (NODE, DAY, "work", 5 * HOUR, ("slot", "work"), "provider", 5 * HOUR),
+        (NODE, 2 * HOUR, "work", 9 * DAY, ("slot", "work"), "provider", 2 * HOUR),
+        (NODE, DAY, "work", None, ("slot", "work"), "provider", HOUR),
+        (NODE, DAY, "work", -5.0, ("slot", "work"), "provider", HOUR),
+    ],
+)
+def test_who_asks_for_a_pause_says_what_closes_and_for_how_long_at_most(
+    node_id: str,
+    asked: float,
+    slot: str | None,
+    resets_in: float | None,
+    closed: tuple[str, str],
+    cause: str,
+    seconds: float,
+) -> None:
+    record = TaskRecord(
+        task=Task(id="tsk_1", project_id="p", agent_id="coder", target="t", slot="work"),
+        agent_id="coder",
+        progress=Progress(attempt=1, node_id=node_id),
+    )
+    closure = closure_after(
+        Limited(retry_after_seconds=asked, error="slow down", slot=slot),
+        record,
+        now=1_000.0,
+        slot_resets_at=None if resets_in is None else 1_000.0 + resets_in,
+    )
+    assert closure is not None
+    assert (closure.part, closure.cause, closure.task_id) == (closed, cause, "tsk_1")
+    assert (closure.since, closure.until) == (1_000.0, 1_000.0 + seconds)
+    assert closure.by == (WORKER if node_id == WORKER else "t")
+    again = TryAgain(not_before=closure.until, rate_limit_hits=1)
+    assert behind(closure, again, record.task) == TryAgain(not_before=None, rate_limit_hits=1)
+
+
+def test_a_task_that_names_no_agent_waits_for_itself_where_a_worker_paused_one() -> None:
+    task = Task(id="tsk_1", project_id="p", target="pull")
+    record = TaskRecord(task=task, agent_id="coder", progress=Progress(attempt=1, node_id=WORKER))
+    closure = closure_after(Limited(retry_after_seconds=60.0), record, now=0.0)
+    assert closure is not None
+    again = behind(closure, TryAgain(not_before=5.0), task)
+    assert again == TryAgain(not_before=60.0), "or its worker would get it again at once"
+    assert behind(closure, Finish(status=TaskStatus.FAILED), task) == Finish(
+        status=TaskStatus.FAILED
+    )
+
+
+def test_no_other_outcome_closes_anything() -> None:
+    record = TaskRecord(task=Task(id="tsk_1", project_id="p", target="t", slot="work"))
+    for outcome in (Succeeded(), Failed(error="no"), Cancelled(), Lost(has_started=True)):
+        assert closure_after(outcome, record, now=0.0) is None
