@@ -247,15 +247,15 @@ def too_large() -> ApiError:
 
 # What the head of a request says of its sender and of its body, before any body is read.
 #
-# Rule: what two readers could read in two ways is refused: there is one Host, one Authorization,
-# and the address names no other host.
+# Rule: what two readers could read in two ways is refused: there is one Host, one Authorization, no
+# coding of the body but chunks, and the address names no other host.
 
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 
 _VERSIONS = ("1.0", "1.1")
 _NO_VERSION = "0.0"
-_ONCE = (b"host", b"authorization")
+_ONCE = (b"host", b"authorization", b"transfer-encoding")
 
 
 class Head(NamedTuple):
@@ -286,6 +286,9 @@ def read_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) 
         raise ApiError("bad_request", "the request has no Host header")
     if url[:1] != b"/":
         _check_address(url, host)
+    coding = found.get(b"transfer-encoding")
+    if coding is not None and coding.strip().lower() != b"chunked":
+        raise ApiError("bad_request", "the request has another Transfer-Encoding than chunked")
     length = int(found.get(b"content-length", b"0"))
     return Head(
         url,
@@ -293,7 +296,7 @@ def read_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) 
         found.get(b"origin", b""),
         found.get(b"authorization", b""),
         length,
-        length > 0 or b"transfer-encoding" in found,
+        length > 0 or coding is not None,
         found.get(b"expect", b""),
     )
 
