@@ -5,9 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from budgets.support import A_DAY_SECONDS, TrackerFactory, assert_ledger_is_right, usd
+from budgets.support import (
+    A_DAY_SECONDS,
+    TrackerFactory,
+    assert_ledger_is_right,
+    local_factory,
+    placed_factory,
+    run,
+    usd,
+)
 from headgate.budgets.tracker import LedgerTracker
+from headgate.core.budgets.windows import bucket_start, live_from, parse_window
 from headgate.errors import BudgetExceededError
 from headgate.testing import VirtualClock
 
@@ -216,3 +227,71 @@ async def test_waiting_never_helps_a_request_larger_than_the_limit(
             with pytest.raises(BudgetExceededError) as caught:
                 await tracker.reserve(FLOW, "1.01")
             assert not caught.value.may_clear
+
+
+YEAR_SECONDS = 366 * A_DAY_SECONDS
+
+
+def jump(clock: VirtualClock, seconds: float) -> None:
+    clock.set_back(-seconds)
+
+
+@pytest.mark.parametrize("window", ["rolling:1h", "rolling:24h", "day", "month"])
+async def test_a_clock_that_jumps_ahead_and_back_forgets_no_spending(
+    tracker_factory: TrackerFactory, window: str
+) -> None:
+    clock = tracker_factory.clock
+    set_clock(clock, "2026-03-15T12:30:00")
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1.00", window=window)
+        await spend(tracker, "0.60")
+        for _ in range(3):
+            jump(clock, 10 * YEAR_SECONDS)
+            # Enough calls to have all upkeep done that a day of other times would bring.
+            for _ in range(80):
+                await tracker.release(await tracker.reserve(FLOW, "0.01"))
+            await tracker.ledger.sweep()
+            assert await usd(tracker, SESSION) == (0, 0, 0)
+            jump(clock, -10 * YEAR_SECONDS)
+            assert await usd(tracker, SESSION) == (600_000, 0, 0)
+            with pytest.raises(BudgetExceededError):
+                await tracker.reserve(FLOW, "0.41")
+            await assert_ledger_is_right(tracker)
+
+
+@pytest.mark.parametrize("backend", ["local", "sqlite"])
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from([0, 100, -100, 3_600, 90_000, -90_000, 10**7, -(10**7), 10**9]),
+            st.integers(1, 9),
+        ),
+        max_size=24,
+    )
+)
+@settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
+def test_what_counts_is_what_was_spent_since_whatever_the_clock_did(
+    backend: str, tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, int]]
+) -> None:
+    async def scenario() -> None:
+        path = str(tmp_path_factory.mktemp("ledger") / "ledger.db")
+        factory = (
+            local_factory()
+            if backend == "local"
+            else placed_factory("sqlite", "SqliteBudgetTracker", path, path)
+        )
+        clock, window = factory.clock, parse_window("rolling:1h")
+        clock.set_back(clock() - 2_000_000_000)
+        spent: list[tuple[int, int]] = []
+        async with factory() as tracker:
+            await tracker.set_budget(SESSION, "1000", window="rolling:1h")
+            for seconds, amount in steps:
+                clock.set_back(-max(10**9 - clock(), seconds))
+                await spend(tracker, f"0.{amount}")
+                spent.append((bucket_start(window, clock(), UTC), amount * 100_000))
+                earliest = live_from(window, clock(), UTC)
+                counted = sum(paid for start, paid in spent if start >= earliest)
+                assert await usd(tracker, SESSION) == (counted, 0, 0)
+            await assert_ledger_is_right(tracker)
+
+    run(scenario())

@@ -571,12 +571,23 @@ local function is_final(columns)
   return not oldest or columns[CHANGED_AT] < unpack_one(oldest)
 end
 
+-- The bucket of a scope that has as many later ones as are kept whatever the clock says; nil if no
+-- bucket has.
+local function last_beyond_kept(scope)
+  local buckets = {}
+  for bucket in pairs(balances.rows[scope]) do buckets[#buckets + 1] = bucket end
+  if #buckets <= KEPT_BUCKETS then return nil end
+  table.sort(buckets)
+  return buckets[#buckets - KEPT_BUCKETS]
+end
+
 -- Buckets that left their window more than a day ago go from both sides of the audit at once.
 -- Bucket 0 is that of no window, and counts again whenever a scope has none.
 local function purge_old_buckets()
   for scope, earliest in pairs(live_from) do
-    if balances.changed[scope] then
-      local left_before = earliest - most.finished_seconds
+    local last = balances.changed[scope] and last_beyond_kept(scope)
+    if last then
+      local left_before = min(earliest - most.finished_seconds, last + 1)
       for bucket, columns in pairs(balances.rows[scope]) do
         if bucket > 0 and bucket < left_before and is_final(columns) then
           local negated = {}

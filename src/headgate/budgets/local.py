@@ -32,7 +32,7 @@ from headgate.core.budgets.ledger import (
 )
 from headgate.core.budgets.reservations import LIVE, Call, Reservation
 from headgate.core.budgets.scopes import Scope, depth, is_within
-from headgate.core.budgets.windows import live_from
+from headgate.core.budgets.windows import KEPT_BUCKETS, live_from
 from headgate.errors import LedgerUnavailableError
 from headgate.storage.zones import zone
 
@@ -236,8 +236,10 @@ class LocalLedger:
         if limit is None or balance.reserved_micro_usd or balance.reserved_tokens:
             return False
         first_live = live_from(limit.window, now, zone(limit.window.zone))
-        is_old = start < first_live - FINISHED_KEPT_SECONDS
-        return is_old and self._checkpoint[scope, start] == balance
+        if start >= first_live - FINISHED_KEPT_SECONDS:
+            return False
+        later = sum(1 for other in self._state.balances[scope] if other > start)
+        return later >= KEPT_BUCKETS and self._checkpoint[scope, start] == balance
 
 
 def _is_due(reservation: Reservation, now: float) -> bool:

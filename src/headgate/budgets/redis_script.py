@@ -44,6 +44,7 @@ from headgate.core.budgets.reservations import (
 )
 from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope, Tenant
 from headgate.core.budgets.windows import (
+    KEPT_BUCKETS,
     NO_WINDOW,
     Window,
     bucket_start,
@@ -530,6 +531,7 @@ def _rules_in_lua() -> str:
         "LEAST_SHARE": LEAST_SHARE,
         "GUARD_SHARE": GUARD_SHARE,
         "MOST_HELD": MAX_RESERVATION_MICRO_USD,
+        "KEPT_BUCKETS": KEPT_BUCKETS,
     }
     lines = [f"local {name} = {{{_fields(table)}}}" for name, table in tables.items()]
     return "\n".join([*lines, *(f"local {name} = {number}" for name, number in numbers.items())])

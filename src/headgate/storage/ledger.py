@@ -39,7 +39,7 @@ from headgate.core.budgets.reservations import (
     ReservationState,
 )
 from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, ROOT, Scope
-from headgate.core.budgets.windows import format_window, live_from, parse_window
+from headgate.core.budgets.windows import KEPT_BUCKETS, format_window, live_from, parse_window
 from headgate.core.money import Columns, MicroUsd, Tokens
 from headgate.errors import CallerError, InvalidSettingError
 from headgate.storage.migrations import Migration
@@ -652,26 +652,31 @@ WINDOWS_PER_STEP = 500
 
 _SUMS = ", ".join(f"CAST(SUM(amounts.{name}) AS BIGINT)" for name in AMOUNTS)
 # The first entry that must stay ends what may go, even if a later one carries an earlier time:
-# clocks of several machines are only nearly alike.
+# clocks of several machines are only nearly alike. One that is further ahead than such clocks was
+# written while a clock was wrong, and is not waited for.
 _LAST_OLD_ENTRY = """
-    SELECT COALESCE(MIN(CASE WHEN at >= ? THEN seq END) - 1, MAX(seq)), COUNT(*)
+    SELECT COALESCE(MIN(CASE WHEN at >= ? AND at < ? THEN seq END) - 1, MAX(seq)), COUNT(*)
     FROM (SELECT seq, at FROM ledger_journal ORDER BY seq LIMIT ?) AS oldest
 """
 _FORGET = """
-    DELETE FROM ledger_reservations WHERE finished_at < ? AND id IN
+    DELETE FROM ledger_reservations WHERE (finished_at < ? OR finished_at >= ?) AND id IN
     (SELECT reservation_id FROM ledger_journal WHERE seq <= ?)
 """
 
 
-def last_old_entry(transaction: Transaction, before: float, most: int) -> int:
+def last_old_entry(transaction: Transaction, now: float, most: int) -> int:
     """Return the number of the last journal entry that is old enough to be folded; 0 if none."""
-    rows = transaction.read(_LAST_OLD_ENTRY, (before, most))
+    rows = transaction.read(_LAST_OLD_ENTRY, (*_remembered_times(now), most))
     return int(rows[0][0] or 0)
 
 
-def forget_finished(transaction: Transaction, before: float, last_entry: int) -> int:
-    """Forget reservations that ended before, as the journal up to an entry tells."""
-    return transaction.write(_FORGET, (before, last_entry))
+def forget_finished(transaction: Transaction, now: float, last_entry: int) -> int:
+    """Forget reservations that ended long ago, as the journal up to an entry tells."""
+    return transaction.write(_FORGET, (*_remembered_times(now), last_entry))
+
+
+def _remembered_times(now: float) -> tuple[float, float]:
+    return now - FINISHED_KEPT_SECONDS, now + FINISHED_KEPT_SECONDS
 
 
 def fold_journal(transaction: Transaction, last_entry: int) -> int:
@@ -682,11 +687,10 @@ def fold_journal(transaction: Transaction, last_entry: int) -> int:
 
 def tidy(transaction: Transaction, now: float, *, most: int = FOLDED_PER_STEP) -> bool:
     """Fold and forget one step of what is old; return whether there is more."""
-    before = now - FINISHED_KEPT_SECONDS
-    last_entry = last_old_entry(transaction, before, most)
+    last_entry = last_old_entry(transaction, now, most)
     if not last_entry:
         return False
-    forget_finished(transaction, before, last_entry)
+    forget_finished(transaction, now, last_entry)
     return fold_journal(transaction, last_entry) >= most
 
 
@@ -772,6 +776,10 @@ def _purgeable_sql(dialect: Dialect) -> str:
             AND kept.reserved_micro_usd = 0 AND kept.reserved_tokens = 0
         JOIN ledger_checkpoint AS summed ON summed.scope = kept.scope
             AND summed.bucket_start = kept.bucket_start AND {same}
+        WHERE {KEPT_BUCKETS} <= (
+            SELECT COUNT(*) FROM ledger_balances AS later
+            WHERE later.scope = kept.scope AND later.bucket_start > kept.bucket_start
+        )
     """  # noqa: S608
 
 

@@ -278,7 +278,8 @@ class TaskTables:
             self._cache.begin(transaction)
         ledger.lock_ledger(transaction)
         now = self.now()
-        if now - self._tidied_at >= UPKEEP_SECONDS:
+        # Also after a clock that was ahead was set back.
+        if abs(now - self._tidied_at) >= UPKEEP_SECONDS:
             self._keep_up(transaction, now)
         return now
 

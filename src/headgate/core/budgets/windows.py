@@ -4,6 +4,9 @@ A window is none (all of it counts), calendar (this day, week or month in a zone
 last so many hours). Amounts are kept in buckets, one balance per scope and `bucket_start`, and an
 amount stays in the bucket in which it was reserved, also when it settles later.
 
+A bucket that left its window long ago is dropped at some time, and never by the word of a clock
+alone: `KEPT_BUCKETS` later ones must have been used since.
+
 Rule: windows are computed from timestamps. What counts at `now` is every bucket that starts at or
 after `live_from`; nothing is ever reset by a job, so no reset can be late, lost or doubled.
 
@@ -30,6 +33,13 @@ from headgate.errors import InvalidSettingError
 UTC_NAME = "UTC"
 BUCKETS_PER_WINDOW = 24
 MAX_ROLLING_HOURS = 366 * 24
+
+KEPT_BUCKETS = 2 * BUCKETS_PER_WINDOW
+"""How many of the latest buckets of a scope are kept, whatever time it is.
+
+A clock that jumps ahead makes all of a window look old. What counted before the jump is still there
+when the clock is set back, unless the scope was used in so many later buckets: two windows full.
+"""
 
 _SECONDS_PER_HOUR = 3_600
 _ONE_DAY = timedelta(days=1)
