@@ -28,7 +28,7 @@ from benchmarks.report import Row, table
 from budgets.servers import running_postgres
 from headgate.core.task import Progress, Submission, Task, TaskStatus, Terms
 from headgate.storage.postgres import PostgresDatabase, PostgresReader
-from headgate.storage.schema import INPUTS, TASK_ROWS
+from headgate.storage.schema import COUNT_PROJECTS, INPUTS, TASK_ROWS
 from headgate.storage.sql_store import migrate_all
 from headgate.storage.sqlite import SqliteDatabase, SqliteReader
 from headgate.storage.task_ids import TaskIds
@@ -193,6 +193,8 @@ def fill(database: Database, kept: int) -> None:
         database.commit()
     transaction = database.begin()
     transaction.insert(COUNTERS, [(KEPT[ENDED[one]], many) for one, many in counts.items()])
+    for statement in COUNT_PROJECTS.split(";"):
+        transaction.run(statement)
     database.commit()
     database.close()
 
@@ -207,7 +209,9 @@ def _ended_task(task_id: str, at: float, number: int) -> tuple[TaskRow, str]:
         target="noop",
         scopes=("session:bench", f"project:{('research', 'evals')[number % 2]}"),
     )
-    row = TaskRow(Spec(task, Terms(attempt_seconds=900.0), 1))
+    submission = Submission(action="browse", labels={"run": str(number // 1_000)})
+    text = submission_text(submission)
+    row = TaskRow(Spec(task, Terms(attempt_seconds=900.0), 1, None, len(text)))
     row.status = TaskStatus.FAILED if has_failed else TaskStatus.DONE
     row.progress = Progress(
         attempt=1, started_at=at + 0.1, completed_at=at + 1.0, used_tokens=100, used_micro_usd=10
@@ -215,8 +219,7 @@ def _ended_task(task_id: str, at: float, number: int) -> tuple[TaskRow, str]:
     row.result = None if has_failed else '{"answer": "' + "words " * 30 + '"}'
     row.error = "answered 500: the page did not load" if has_failed else None
     row.tokens, row.micro_usd, row.settled_by = 100, 10, "node-1"
-    submission = Submission(action="browse", labels={"run": str(number // 1_000)})
-    return row, submission_text(submission)
+    return row, text
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from headgate.config import load_settings
 from headgate.core.budgets.ledger import Unit
 from headgate.core.dispatch_state import Waiting
 from headgate.core.estimates import Kind, SilentKind
+from headgate.core.retention import StoreSize
 from headgate.core.snapshot import Project
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
 from headgate.engine.events import EventFeed
@@ -390,6 +391,7 @@ async def test_every_metric_is_in_the_reference(tmp_path: Path) -> None:
 
     async with asyncio.timeout(20), running(tmp_path) as service:
         tracker: LedgerTracker = service.api.tracker
+        service.engine.reaper.size = StoreSize(used_bytes=1, free_bytes=2, max_bytes=3)
         metrics = ServiceMetrics(service.engine, Beside(tracker=tracker, deliveries=counts))
         text = (await metrics.text()).decode()
     found = dict(re.findall(r"^# TYPE (headgate_\w+) (\w+)$", text, re.MULTILINE))

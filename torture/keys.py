@@ -27,7 +27,11 @@ KILLS_SHARE = 4
 
 MOST_SECONDS = 1.2
 PAGE = 1_000
-LIMITS = "[scheduler]\nmax_queue_size = 10_000_000\nmax_per_agent = 10_000_000\n"
+LIMITS = """[scheduler]
+max_queue_size = 10_000_000
+max_per_agent = 10_000_000
+max_scheduled = 10_000_000
+"""
 
 
 def run(options: argparse.Namespace) -> bool:

@@ -596,10 +596,12 @@ def limits_body(settings: Settings) -> LimitsBody:
         max_queue_size=scheduler.max_queue_size,
         queue_share=scheduler.queue_share,
         max_per_agent=scheduler.max_per_agent,
+        max_scheduled=scheduler.max_scheduled,
         max_inflight=scheduler.max_inflight,
         max_per_agent_inflight=scheduler.max_per_agent_inflight,
         task_retention_seconds=scheduler.task_retention_seconds,
         max_ended_tasks=scheduler.max_ended_tasks,
+        max_store_bytes=scheduler.max_store_bytes,
         worker_count=scheduler.worker_count,
     )
 

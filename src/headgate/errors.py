@@ -25,6 +25,7 @@
     ├── StoreError                       what keeps tasks or money gave no answer, or a wrong one
     │   ├── StoreUnavailableError        nothing was changed; trying again may help
     │   │   ├── LedgerUnavailableError   nothing was granted either
+    │   │   │   └── StoreFullError       the disk is full
     │   │   └── NotTakingWorkError       this node was told to take no work
     │   ├── UnfitValueError              a value that the database cannot take; nothing was changed
     │   ├── StaleEpochError              another node dispatches now
@@ -395,6 +396,10 @@ class DirectoryInUseError(StoreError):
 
 class LedgerUnavailableError(StoreUnavailableError):
     """The ledger could not be asked; nothing was granted, and trying again may help."""
+
+
+class StoreFullError(LedgerUnavailableError):
+    """The disk of the store is full; what adds nothing may still work, and room may come back."""
 
 
 class ServiceError(HeadgateError):

@@ -36,6 +36,7 @@ from headgate.core.estimates import SilentKind
 from headgate.core.events import EventKind
 from headgate.core.fair_share import shares
 from headgate.core.money import MICRO_PER_USD, to_usd_float
+from headgate.core.retention import StoreSize
 from headgate.core.slots.slot import why_off
 from headgate.core.snapshot import Project
 from headgate.core.task import TaskRecord, waits_since
@@ -187,8 +188,27 @@ def count_metrics(totals: Totals, agents: Labels, projects: Labels) -> Iterator[
     text = "Tasks that were turned away because as many waited as may, by the limit that they met."
     refused = CounterMetricFamily("headgate_queue_rejections", text, labels=("limit",))
     for limit in QueueLimit:
-        refused.add_metric((limit.value,), getattr(totals, f"rejected_by_{limit.value}"))
+        # Where the store has no room, nothing is written of it; each node has its own count.
+        if limit is not QueueLimit.STORE:
+            refused.add_metric((limit.value,), getattr(totals, f"rejected_by_{limit.value}"))
     yield refused
+
+
+def store_metrics(size: StoreSize | None, refused: int) -> Iterator[Metric]:
+    """Yield how large the store is, what is free for it, and how often there was no room."""
+    text = "Tasks that this node turned away because the store had no room."
+    yield CounterMetricFamily("headgate_store_rejections", text, value=refused)
+    if size is None:
+        return
+    amounts = {
+        "used": ("What the store takes, without what it can use again.", size.used_bytes),
+        "free": ("What is free for the store, on its disk and in its files.", size.free_bytes),
+        "room": ("What new tasks may take of that.", size.room_bytes),
+        "max": ("What the store may take, by max_store_bytes.", size.max_bytes),
+    }
+    for name, (text, amount) in amounts.items():
+        if amount is not None:
+            yield gauge(f"headgate_store_{name}_bytes", text, amount)
 
 
 def share_metrics(
@@ -721,6 +741,7 @@ class ServiceMetrics(Collector):
         yield InfoMetricFamily("headgate_build", "The version.", {"version": headgate.__version__})
         if self._totals is not None:
             yield from count_metrics(self._totals, self._agents, self._projects)
+        yield from store_metrics(self._engine.reaper.size, self._engine.refused_by_store)
         yield from usage_metrics(self._used)
         yield silence_metric(self._silent)
         yield self._durations.wait.metric()

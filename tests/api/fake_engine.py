@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headgate.core.admission import Admitted, QueueLimits, admit
+from headgate.core.admission import Admitted, QueueLimits, Rejected, admit
 from headgate.core.dispatch_state import DispatchSettings
 from headgate.core.idempotency import (
     InvalidEntry,
@@ -56,11 +56,14 @@ def health(
     is_ready: bool = True,
     role: str = "dispatcher",
     problem: str = "",
+    shortage: str = "",
     parts: dict[str, str] | None = None,
 ) -> Health:
     """Return how a node is; it is well unless the test says otherwise."""
     well = {"store": "ok", "ledger": "ok", "dispatcher": "ok", "descriptors": "ok"}
-    return Health(is_ready=is_ready, role=role, problem=problem, parts=parts or well)
+    return Health(
+        is_ready=is_ready, role=role, problem=problem, shortage=shortage, parts=parts or well
+    )
 
 
 class FakeEngine(Engine):
@@ -76,6 +79,7 @@ class FakeEngine(Engine):
         self.cuts: list[RetentionCut] = []
         self.records: dict[str, TaskRecord] = {}
         self.failure: Exception | None = None
+        self.refusal: Rejected | None = None
         self.failing_actions: dict[str, Exception] = {}
         self.state = health()
         self.cancel_takes_effect = True
@@ -144,6 +148,9 @@ class FakeEngine(Engine):
             if parent_id not in self.records:
                 return UnknownParent(parent_id=parent_id)
         task = msgspec.structs.replace(task, id=self._ids.new(self.time))
+        if self.refusal is not None:
+            record = TaskRecord(task=task, terms=terms, submission=submission)
+            return TurnedAway(record=record, rejected=self.refusal)
         admission = admit(
             self.limits,
             queued=len(self._waiting()),

@@ -34,6 +34,7 @@ from headgate.api.schema.tasks import (
     ReservationBody,
     ReserveBody,
     SettledBody,
+    StoreBody,
     UsageRowBody,
 )
 from headgate.api.schema.workers import (
@@ -102,7 +103,7 @@ def test_every_query_parameter_is_documented() -> None:
 
 def test_every_figure_of_the_stats_is_documented() -> None:
     section = PAGE.split("## Counts and limits")[1].split("\n## ")[0]
-    for kind in (QueueBody, MetricsBody, RecentBody, LimitsBody, LaneListBody, LaneBody):
+    for kind in (QueueBody, MetricsBody, RecentBody, LimitsBody, StoreBody, LaneListBody, LaneBody):
         assert all(f"`{name}`" in section for name in names_of(kind))
 
 

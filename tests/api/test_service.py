@@ -106,21 +106,28 @@ def test_a_task_that_waits_says_why_and_can_be_cancelled_once(run: Callable[...,
     run(scenario)
 
 
-def test_a_task_beyond_the_queue_is_rejected_and_kept_as_such(run: Callable[..., None]) -> None:
+def test_a_task_beyond_what_may_wait_is_rejected_and_kept_as_such(
+    run: Callable[..., None],
+) -> None:
     async def scenario(app: App) -> None:
         body = {"agentId": "a", "action": "x", "notBefore": "2100-01-01T00:00:00Z"}
         assert (await post(app, "/tasks", body)).status == 202
-        answer = await post(app, "/tasks", body)
+        answer = await post(app, "/tasks", {**body, "input": "x" * 10_000})
         assert answer.status == 429
-        assert answer.json["error"] == "rejected: global queue full (1/1)"
+        assert answer.json["details"]["limit"] == "scheduled"
         task = await ended(app, answer.json["taskId"])
         assert (task["state"], task["error"]) == ("rejected", answer.json["error"])
+        assert "input" not in task
+        again = await post(app, f"/tasks/{task['taskId']}/retry", {})
+        assert (again.status, again.json["code"]) == (409, "conflict")
+        assert "send it again" in again.json["error"]
         stats = (await answer_of(app, "GET", "/scheduler/stats")).json
         assert stats["queue"]["agents"] == {"a": {"queued": 1, "inflight": 0}}
         assert stats["metrics"]["tasksRejected"] == 1
-        assert stats["config"]["maxQueueSize"] == 1
+        assert stats["config"]["maxScheduled"] == 1
+        assert stats["store"]["usedBytes"] > 0
 
-    run(scenario, scheduler__max_queue_size=1)
+    run(scenario, scheduler__max_scheduled=1)
 
 
 def test_a_page_of_large_tasks_ends_early_and_the_next_one_goes_on(

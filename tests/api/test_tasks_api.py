@@ -14,12 +14,13 @@ from api.asgi_client import Client
 from api.fake_engine import FakeEngine, health
 from headgate.api.errors import CODES, STORE_FAILS
 from headgate.api.http.request import MAX_BODY_BYTES
-from headgate.core.admission import QueueLimits
-from headgate.core.retention import BY_AGE, BY_NUMBER, RetentionCut
+from headgate.core.admission import QueueLimits, refuse_by_size
+from headgate.core.retention import BY_AGE, BY_NUMBER, RetentionCut, StoreSize
 from headgate.core.task import Progress, TaskStatus
 from headgate.errors import (
     HeadgateError,
     NotTakingWorkError,
+    StoreFullError,
     StoreUnavailableError,
     UnfitValueError,
 )
@@ -81,10 +82,39 @@ def test_a_full_queue_answers_429_with_the_id_of_the_rejected_task() -> None:
             "maxQueue": 1,
             "maxPerProject": 0,
             "maxPerAgent": 5,
+            "maxScheduled": 10_000,
             "queueShare": 8,
         },
     }
     assert client.get(f"/tasks/{task_id}").json["state"] == "rejected"
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [StoreFullError("/var/secret/place.db: the disk is full"), None],
+)
+def test_a_store_without_room_answers_507_and_says_what_to_do(
+    failure: StoreFullError | None,
+) -> None:
+    client = Client()
+    if failure is None:
+        size = StoreSize(used_bytes=2**24, max_bytes=2**24)
+        client.engine.refusal = refuse_by_size(
+            QueueLimits(),
+            size,
+            adds_bytes=1,
+            ended_bytes=0,
+            live_bytes_of_project=0,
+            project_id="default",
+        )
+    client.engine.failure = failure
+    answer = client.post("/tasks", TASK)
+    assert (answer.status, answer.headers["retry-after"]) == (507, "1")
+    assert (answer.problem["code"], answer.problem["retryable"]) == ("store_full", True)
+    assert "taskId" not in answer.problem
+    assert b"secret" not in answer.body
+    told = "scheduler.max_store_bytes" if failure is None else "free some space"
+    assert told in answer.problem["error"]
 
 
 def test_a_project_beyond_its_share_of_the_queue_is_told_its_bound_and_what_to_do() -> None:
@@ -102,6 +132,7 @@ def test_a_project_beyond_its_share_of_the_queue_is_told_its_bound_and_what_to_d
         "maxQueue": 4,
         "maxPerProject": 2,
         "maxPerAgent": 9,
+        "maxScheduled": 10_000,
         "queueShare": 1,
     }
     assert "send it again when some of its tasks have started" in answer.json["detail"]
@@ -468,10 +499,12 @@ def test_stats_count_lanes_by_agent_and_show_the_limits(client: Client) -> None:
         "maxQueueSize": 1000,
         "queueShare": 8,
         "maxPerAgent": 100,
+        "maxScheduled": 10_000,
         "maxInflight": 20,
         "maxPerAgentInflight": 10,
         "taskRetentionSeconds": 604800,
         "maxEndedTasks": 1_000_000,
+        "maxStoreBytes": None,
         "workerCount": 20,
     }
 
@@ -507,6 +540,15 @@ ASKING = [
 
 
 @pytest.mark.parametrize(("method", "url", "body"), ASKING)
+def test_a_node_without_room_is_degraded_and_still_ready() -> None:
+    client = Client()
+    parts = {"store": "the disk is full", "ledger": "ok", "dispatcher": "ok"}
+    client.engine.state = health(shortage="the disk is full", parts=parts)
+    answer = client.get("/readyz")
+    assert answer.status == 200
+    assert (answer.json["status"], answer.json["store"]) == ("degraded", "the disk is full")
+
+
 def test_a_store_that_cannot_be_asked_is_503_and_only_the_log_has_the_reason(
     client: Client, caplog: pytest.LogCaptureFixture, method: str, url: str, body: bytes
 ) -> None:

@@ -8,14 +8,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.admission import Admitted, QueueLimit, QueueLimits, Rejected, admit
+from headgate.core.admission import (
+    Admitted,
+    QueueLimit,
+    QueueLimits,
+    Rejected,
+    admit,
+    admit_scheduled,
+    refuse_by_size,
+)
+from headgate.core.retention import StoreSize
 from headgate.errors import InvalidSettingError
 
 LIMITS = st.none() | st.integers(0, 20)
 
 
 def test_the_limits_are_a_thousand_in_all_and_a_hundred_an_agent() -> None:
-    assert QueueLimits() == QueueLimits(max_queue=1000, max_per_agent=100, queue_share=8)
+    assert QueueLimits() == QueueLimits(
+        max_queue=1000, max_per_agent=100, queue_share=8, max_scheduled=10_000
+    )
 
 
 @pytest.mark.parametrize(
@@ -226,3 +237,100 @@ def test_no_sequence_of_submissions_passes_a_limit(
             assert decision.position == len(waiting)
     assert max_queue is None or len(waiting) <= max_queue
     assert max_per_agent is None or all(waiting.count(agent) <= max_per_agent for agent in "abc")
+
+
+SCHEDULED = [
+    # most  share  scheduled  of the project  answer
+    (10,    8,     0,         0,              "admitted"),
+    (10,    8,     8,         8,              "admitted"),  # alone: 8 < 8 * 2
+    (10,    8,     9,         9,              QueueLimit.PROJECT_SCHEDULED),
+    (10,    8,     9,         0,              "admitted"),  # the last place is for who has none
+    (10,    8,     10,        0,              QueueLimit.SCHEDULED),
+    (None,  8,     10**6,     10**6,          "admitted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("most", "share", "scheduled", "of_project", "answer"), SCHEDULED)
+def test_a_task_for_later_waits_unless_too_many_do(
+    most: int | None, share: float, scheduled: int, of_project: int, answer: str | QueueLimit
+) -> None:
+    # However full the queue is: a task for later takes no place of it.
+    limits = QueueLimits(max_queue=0, max_per_agent=0, max_scheduled=most, queue_share=share)
+    decision = admit_scheduled(
+        limits,
+        queued=scheduled,
+        scheduled=scheduled,
+        scheduled_for_project=of_project,
+        project_id="p",
+        agent_id="a",
+    )
+    found = decision.limit if isinstance(decision, Rejected) else "admitted"
+    assert found == answer
+
+
+MIB = 2**20
+SIZES = [
+    # free  reserve  used  max   adds  ended  live of p  answer
+    (100,   10,      50,   None, 1,    0,     0,         None),
+    (11,    10,      50,   None, 1,    0,     0,         None),
+    (11,    10,      50,   None, 2,    0,     0,         QueueLimit.STORE),
+    (10,    10,      50,   None, 1,    0,     0,         QueueLimit.STORE),
+    (100,   10,      50,   51,   1,    0,     0,         None),
+    (100,   10,      50,   51,   2,    0,     0,         QueueLimit.STORE),
+    (20,    10,      50,   None, 1,    0,     79,        None),  # 8 times the ten that are left
+    (20,    10,      50,   None, 1,    0,     80,        QueueLimit.PROJECT_STORE),
+    (20,    10,      50,   None, 1,    5,     80,        None),  # what has ended can go
+    (None,  0,       50,   None, 1,    0,     10**6,     None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("free", "reserve", "used", "most", "adds", "ended", "live", "answer"), SIZES
+)
+def test_a_task_is_stored_if_it_leaves_the_reserve_and_room_for_others(
+    free: int | None,
+    reserve: int,
+    used: int,
+    most: int | None,
+    adds: int,
+    ended: int,
+    live: int,
+    answer: QueueLimit | None,
+) -> None:
+    size = StoreSize(
+        used_bytes=used * MIB,
+        free_bytes=None if free is None else free * MIB,
+        reserve_bytes=reserve * MIB,
+        max_bytes=None if most is None else most * MIB,
+    )
+    refused = refuse_by_size(
+        QueueLimits(),
+        size,
+        adds_bytes=adds * MIB,
+        ended_bytes=ended * MIB,
+        live_bytes_of_project=live * MIB,
+        project_id="p",
+    )
+    assert (None if refused is None else refused.limit) == answer
+    if refused is not None:
+        assert refused.code == ("store_full" if answer is QueueLimit.STORE else "queue_full")
+        assert refused.advice
+
+
+@given(st.lists(st.integers(0, 4), max_size=200))
+def test_whoever_floods_what_is_for_later_leaves_a_place_to_the_others(order: list[int]) -> None:
+    limits = QueueLimits(max_scheduled=20)
+    counts: Counter[int] = Counter()
+    for project in [*[0] * 100, *order]:
+        decision = admit_scheduled(
+            limits,
+            queued=0,
+            scheduled=counts.total(),
+            scheduled_for_project=counts[project],
+            project_id=str(project),
+        )
+        is_first = not counts[project] and counts.total() < 20
+        assert isinstance(decision, Admitted) or not is_first
+        counts[project] += isinstance(decision, Admitted)
+    assert counts.total() <= 20
+    assert counts[0] == 18

@@ -13,11 +13,13 @@ from headgate.core.retention import (
     Retention,
     RetentionCut,
     StoredResult,
+    StoreSize,
     cut_of,
     evictable_at,
     excess,
     may_evict,
     next_eviction_at,
+    reserve_of,
     usage_kept_since,
 )
 from headgate.core.task import TERMINAL, TaskStatus
@@ -160,3 +162,45 @@ def test_by_default_a_million_ended_tasks_stay_for_seven_days() -> None:
 
 def test_usage_stays_for_four_hundred_days() -> None:
     assert usage_kept_since(500 * 86_400.0) == 100 * 86_400.0
+
+
+MIB = 2**20
+ROOMS = [
+    # used  free  reserve  max    room  excess  is full
+    (50,    None, 0,       None,  None, 0,      False),
+    (50,    500,  64,      None,  436,  0,      False),
+    (50,    100,  64,      None,  36,   28,     False),  # deletes before anybody is refused
+    (50,    64,   64,      None,  0,    64,     True),
+    (50,    0,    64,      None,  0,    128,    True),
+    (80,    None, 0,       100,   20,   0,      False),
+    (95,    None, 0,       100,   5,    5,      False),
+    (100,   None, 0,       100,   0,    10,     True),
+    (120,   500,  64,      100,   0,    30,     True),
+    (50,    64,   64,      100,   0,    64,     True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("used", "free", "reserve", "most", "room", "excess", "is_full"), ROOMS)
+def test_a_store_deletes_before_it_refuses_and_keeps_a_reserve(
+    used: int,
+    free: int | None,
+    reserve: int,
+    most: int | None,
+    room: int | None,
+    excess: int,
+    is_full: bool,
+) -> None:
+    size = StoreSize(
+        used_bytes=used * MIB,
+        free_bytes=None if free is None else free * MIB,
+        reserve_bytes=reserve * MIB,
+        max_bytes=None if most is None else most * MIB,
+    )
+    assert size.room_bytes == (None if room is None else room * MIB)
+    assert size.excess_bytes == excess * MIB
+    assert bool(size.problem) == is_full
+
+
+def test_a_small_disk_has_a_small_reserve() -> None:
+    assert reserve_of(2**40) == 64 * MIB
+    assert reserve_of(32 * MIB) == 4 * MIB

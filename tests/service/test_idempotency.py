@@ -45,7 +45,8 @@ def test_a_reply_that_was_lost_with_the_process_is_given_by_the_next(tmp_path: P
 
 def test_each_key_has_one_task_however_often_the_service_is_killed(tmp_path: Path) -> None:
     limits = tmp_path / "limits.toml"
-    limits.write_text("[scheduler]\nmax_queue_size = 100_000\nmax_per_agent = 100_000\n")
+    keys = ("max_queue_size", "max_per_agent", "max_scheduled")
+    limits.write_text("[scheduler]\n" + "".join(f"{key} = 100_000\n" for key in keys))
     with running_service(tmp_path, "--config", str(limits)) as service:
         clients = KeyedClients(service, clients=CLIENTS)
         clients.start()

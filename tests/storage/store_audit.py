@@ -10,7 +10,7 @@ from headgate.core.retention import EVICTION_RANKS, StoredResult, evictable_at
 from headgate.core.task import TaskStatus, is_worker
 from headgate.storage import ledger
 from headgate.storage.queries import totals
-from headgate.storage.schema import TASK_COLUMNS
+from headgate.storage.schema import TASK_BYTES, TASK_COLUMNS
 from headgate.storage.sql_store import SqlTaskStore
 from headgate.storage.transaction import Transaction
 from headgate.storage.unit_of_work import HAPPENINGS, KEPT, TaskRow, to_task_row
@@ -28,6 +28,7 @@ async def audit(store: SqlTaskStore, *, has_evicted: bool = False) -> None:
     """Hold lanes, counters, dependants and reservations against the rows of the tasks."""
     checks: list[Callable[[Transaction, dict[str, TaskRow]], None]] = [
         _audit_lanes,
+        _audit_projects,
         _audit_leases,
         _audit_workers,
         _audit_dependants,
@@ -98,13 +99,34 @@ def _audit_lanes(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     assert {(row[0], row[1]): row[3] for row in kept if row[3]} == dict(inflight)
     total = transaction.read("SELECT amount FROM counters WHERE name = 'queued'")
     assert sum(row[0] for row in total) == queued.total()
-    of_projects = transaction.read(
-        "SELECT name, amount FROM counters WHERE substr(name, 1, 7) = 'queued:' AND amount <> 0"
+    scheduled = Counter(
+        (row.spec.task.agent_id or "", row.project_id)
+        for row in rows.values()
+        if row.status is TaskStatus.QUEUED and row.is_scheduled
     )
-    by_project: Counter[str] = Counter()
-    for (_, project_id), tasks in queued.items():
-        by_project[f"queued:{project_id}"] += tasks
-    assert dict(of_projects) == dict(by_project)
+    kept = transaction.read("SELECT agent_id, project_id, scheduled FROM lanes")
+    assert {(row[0], row[1]): row[2] for row in kept if row[2]} == dict(scheduled)
+
+
+def _audit_projects(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
+    """What is counted of a project is what its rows say, to the byte."""
+    sizes: dict[str, int] = dict(transaction.read(f"SELECT id, {TASK_BYTES} FROM tasks"))
+    expected: dict[str, list[int]] = {}
+    for row in rows.values():
+        sums = expected.setdefault(row.project_id, [0] * 6)
+        is_queued = row.status is TaskStatus.QUEUED
+        sums[0] += is_queued
+        sums[1] += is_queued and row.is_scheduled
+        sums[2] += 0 if row.is_terminal else row.submitted_bytes
+        sums[3] += row.is_terminal
+        sums[4] += sizes[row.id] if row.is_terminal else 0
+        sums[5] += row.status is TaskStatus.REJECTED
+    columns = "project_id, queued, scheduled, live_bytes, ended, ended_bytes, refused"
+    found = transaction.read(f"SELECT {columns} FROM project_counts")
+    assert {row[0]: list(row[1:]) for row in found if any(row[1:])} == expected
+    counters: dict[str, int] = dict(transaction.read("SELECT name, amount FROM counters"))
+    for place, name in ((0, "queued"), (1, "scheduled"), (2, "live_bytes"), (4, "ended_bytes")):
+        assert counters.get(name, 0) == sum(sums[place] for sums in expected.values()), name
 
 
 def _audit_leases(_transaction: Transaction, rows: dict[str, TaskRow]) -> None:

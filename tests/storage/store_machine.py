@@ -32,7 +32,7 @@ Draw = Callable[[Any], Any]
 
 MAX_TASKS = 7
 NOBODY = "t-nobody"
-LIMITS = QueueLimits(max_queue=5, max_per_agent=3, queue_share=1)
+LIMITS = QueueLimits(max_queue=5, max_per_agent=3, queue_share=1, max_scheduled=3)
 LIMIT_TOKENS = 1_500
 FOR_EVER_SECONDS = 1e9
 
@@ -74,7 +74,12 @@ class StoreMachine(RuleBasedStateMachine):
         self._lives = self._names = 0
         self.away = ""
         self.model = TaskModel(
-            max_queue=5, max_per_agent=3, queue_share=1, limit_tokens=LIMIT_TOKENS, nodes={HERE}
+            max_queue=5,
+            max_per_agent=3,
+            queue_share=1,
+            max_scheduled=3,
+            limit_tokens=LIMIT_TOKENS,
+            nodes={HERE},
         )
         self.run(self._start())
 
@@ -101,6 +106,7 @@ class StoreMachine(RuleBasedStateMachine):
         known = st.sampled_from([*self.model.tasks, NOBODY])
         depends_on = tuple(draw(st.lists(known, max_size=2)))
         runs_anyway = draw(st.booleans())
+        is_for_later = draw(st.sampled_from([False, False, True]))
         policy = OnParentFailure.RUN if runs_anyway else OnParentFailure.FAIL
         new = self.scene.new(
             name,
@@ -109,10 +115,15 @@ class StoreMachine(RuleBasedStateMachine):
             depends_on=depends_on,
             terms=Terms(on_parent_failure=policy),
             limits=LIMITS,
+            not_before=self.clock() + 10 if is_for_later else None,
         )
         answer = self.run(self.scene.ask(new))
         task = ModelTask(
-            agent_id=agent_id, project_id=project_id, parents=depends_on, runs_anyway=runs_anyway
+            agent_id=agent_id,
+            project_id=project_id,
+            parents=depends_on,
+            runs_anyway=runs_anyway,
+            is_for_later=is_for_later,
         )
         expected = self.model.submit(name, task, self.clock())
         if expected == "unknown parent":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 ENDED = ("done", "failed", "cancelled", "rejected")
@@ -17,6 +18,7 @@ class ModelTask:
     project_id: str
     parents: tuple[str, ...]
     runs_anyway: bool
+    is_for_later: bool = False
     state: str = "queued"
     attempt: int = 0
     losses: int = 0
@@ -36,16 +38,12 @@ class TaskModel:
     max_queue: int
     max_per_agent: int
     queue_share: int
+    max_scheduled: int
     limit_tokens: int
     tasks: dict[str, ModelTask] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
     spent_tokens: int = 0
     ticks: int = 0
-
-    def queued(self, agent_id: str | None = None) -> int:
-        """Count what waits, in all or for an agent."""
-        waiting = [task for task in self.tasks.values() if task.state == "queued"]
-        return sum(agent_id in (None, task.agent_id) for task in waiting)
 
     def waiting_for(self, task: ModelTask) -> int:
         """Count the parents that have not ended."""
@@ -70,12 +68,18 @@ class TaskModel:
 
     def has_room(self, task: ModelTask) -> bool:
         """Tell whether one more task may wait."""
-        free = self.max_queue - self.queued()
-        waiting = [one for one in self.tasks.values() if one.state == "queued"]
-        of_project = sum(one.project_id == task.project_id for one in waiting)
-        if free <= 0 or of_project >= self.queue_share * free:
+        waiting = [
+            one
+            for one in self.tasks.values()
+            if one.state == "queued" and (one.is_for_later and not one.attempt) == task.is_for_later
+        ]
+        free = (self.max_scheduled if task.is_for_later else self.max_queue) - len(waiting)
+        of_project = [one for one in waiting if one.project_id == task.project_id]
+        if free <= 0 or len(of_project) >= self.queue_share * free:
             return False
-        return task.agent_id is None or self.queued(task.agent_id) < self.max_per_agent
+        if task.agent_id is None or task.is_for_later:
+            return True
+        return sum(one.agent_id == task.agent_id for one in of_project) < self.max_per_agent
 
     def assign(self, name: str, attempt: int, node_id: str, *, starts: bool, agent: str) -> bool:
         """Take a task for a node."""
@@ -165,11 +169,25 @@ class TaskModel:
         free = [name for name in ended if name not in needed]
         gone = {name for name in free if ended[name] <= now - seconds}
         if most is not None:
-            left = [name for name in free if name not in gone]
-            left.sort(
-                key=lambda name: (GOES_FIRST.index(self.tasks[name].state), ended[name], name)
-            )
-            gone |= set(left[: max(0, len(ended) - len(gone) - most)])
+            for _ in range(max(0, len(ended) - len(gone) - most)):
+                kept = Counter(self.tasks[name].project_id for name in ended if name not in gone)
+                left = [name for name in free if name not in gone]
+                if not left:
+                    break
+                # The project that has most, as far as anything of it may go.
+                largest = max(
+                    sorted({self.tasks[name].project_id for name in left}), key=kept.__getitem__
+                )
+                gone.add(
+                    min(
+                        (name for name in left if self.tasks[name].project_id == largest),
+                        key=lambda name: (
+                            GOES_FIRST.index(self.tasks[name].state),
+                            ended[name],
+                            name,
+                        ),
+                    )
+                )
         self.tasks = {name: task for name, task in self.tasks.items() if name not in gone}
 
     def _conclude(self, name: str, task: ModelTask, end: str | None, now: float) -> None:

@@ -12,7 +12,7 @@ from headgate.core.admission import QueueLimits
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Finish, TryAgain, Usage
 from headgate.core.task import NO_JSON, Submission, TaskStatus
 from headgate.errors import IllegalTransitionError, UnfitValueError
-from headgate.storage.schema import COUNT_QUEUED_OF_PROJECTS
+from headgate.storage.schema import COUNT_PROJECTS
 from headgate.storage.store import (
     MAX_PAGE_BYTES,
     CancelAnswer,
@@ -93,16 +93,18 @@ async def test_a_task_that_was_turned_away_is_turned_away_again(place: Place) ->
         assert (await scene.store.totals()).rejected == 1
 
 
-async def test_an_agent_has_a_limit_across_projects(place: Place) -> None:
+async def test_an_agent_has_a_limit_in_each_project(place: Place) -> None:
+    """Whoever names the agent of another project fills only its own lane of it."""
     limits = QueueLimits(max_queue=None, max_per_agent=2)
     async with place.scene() as scene:
-        for number, project_id in enumerate(("a", "b")):
-            await scene.submit(f"t{number}", project_id=project_id, limits=limits)
-        refused = await scene.ask(scene.new("t2", project_id="c", limits=limits))
+        for number in range(2):
+            await scene.submit(f"t{number}", project_id="a", limits=limits)
+        refused = await scene.ask(scene.new("t2", project_id="a", limits=limits))
         assert isinstance(refused, TurnedAway)
         assert refused.rejected.message == 'rejected: agent queue full for "coder" (2/2)'
-        await scene.submit("t3", agent_id="other", limits=limits)
-        await scene.submit("t4", agent_id=None, limits=limits)
+        await scene.submit("t3", project_id="b", limits=limits)
+        await scene.submit("t4", project_id="a", agent_id="other", limits=limits)
+        await scene.submit("t5", project_id="a", agent_id=None, limits=limits)
 
 
 async def test_a_project_queues_up_to_its_share_of_what_is_free(place: Place) -> None:
@@ -151,12 +153,15 @@ async def test_what_was_admitted_is_not_judged_again(place: Place) -> None:
 
 async def test_a_store_from_before_projects_were_counted_has_them_counted(place: Place) -> None:
     def count_again(transaction: Transaction, _: float) -> None:
-        transaction.run("DELETE FROM counters WHERE substr(name, 1, 7) = 'queued:'")
-        transaction.run(COUNT_QUEUED_OF_PROJECTS)
+        transaction.run("DELETE FROM project_counts")
+        transaction.run("DELETE FROM counters WHERE name IN ('live_bytes', 'ended_bytes')")
+        for statement in COUNT_PROJECTS.split(";"):
+            transaction.run(statement)
 
     async with place.scene() as scene:
         for number in range(5):
             await scene.submit(f"t{number}", project_id=f"p{number % 2}", agent_id=f"a{number}")
+        await scene.cancel("t3")
         await scene.store.run(count_again)
 
 

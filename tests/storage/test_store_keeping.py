@@ -41,8 +41,10 @@ LISTS = {
     "SELECT id FROM tasks WHERE id < 'x' AND eviction_rank IN (0, 3) ORDER BY id || '' LIMIT 9": (
         "ended_tasks"
     ),
-    "SELECT id FROM tasks WHERE eviction_rank = 2 AND evictable_since IS NOT NULL"
-    " AND evictable_since <= 9 ORDER BY evictable_since, id LIMIT 9": "ended_tasks",
+    "SELECT id FROM tasks WHERE eviction_rank = 2 AND project_id = 'p' AND"
+    " evictable_since IS NOT NULL AND evictable_since <= 9 ORDER BY evictable_since, id LIMIT 9": (
+        "ended_tasks"
+    ),
 }
 """Statements as lists and the reaper ask them, with the index that they must not go without."""
 

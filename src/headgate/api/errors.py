@@ -14,7 +14,7 @@ import msgspec
 from headgate.api.schema.tasks import Details, ErrorBody
 from headgate.core.admission import Rejected
 from headgate.core.money import plain_usd
-from headgate.core.retention import A_DAY_SECONDS, BY_AGE, RetentionCut
+from headgate.core.retention import A_DAY_SECONDS, BY_AGE, BY_SIZE, RetentionCut
 from headgate.core.task_view import exact_moment
 from headgate.errors import (
     BudgetExceededError,
@@ -29,13 +29,14 @@ from headgate.errors import (
     SlotUnavailableError,
     StaleWorkerError,
     StoreError,
+    StoreFullError,
     UnfitValueError,
     WindowOpenError,
     utc_time,
 )
 from headgate.storage.task_ids import seconds_of
 
-RETRYABLE = frozenset({408, 429, 503})
+RETRYABLE = frozenset({408, 429, 503, 507})
 
 
 class Kind(NamedTuple):
@@ -99,7 +100,9 @@ CODES: dict[str, Kind] = {
     "wrong_host": Kind(421, "the Host header names no host of this service"),
     "invalid_settings": Kind(422, "the settings file cannot be used; nothing has changed"),
     "idempotency_mismatch": Kind(422, "the `Idempotency-Key` was used with another request"),
-    "queue_full": Kind(429, "as many tasks wait as may; the task is stored as rejected"),
+    "queue_full": Kind(
+        429, "as many tasks wait as may; with a `taskId` the task is stored as rejected"
+    ),
     "limit_reached": Kind(429, "there is no room now"),
     "idempotency_full": Kind(429, "as many answers are kept under keys as may; nothing was stored"),
     "head_too_large": Kind(431, "the head has more than 64 KiB, or more than 100 headers"),
@@ -110,10 +113,15 @@ CODES: dict[str, Kind] = {
         "only the node that dispatches knows, and it was not reached; `details` has its address",
     ),
     "not_ready": Kind(503, "this node cannot take or run tasks now"),
+    "store_full": Kind(507, "the store has no room for new work; nothing was stored"),
     "version_not_supported": Kind(505, "the request is of another version than HTTP/1.0 and 1.1"),
 }
 
 STORE_FAILS = "the store cannot be asked now; try again later"
+STORE_FULL = (
+    "the disk of the store is full, and nothing was stored; free some space on it, or try again"
+    " later: ended tasks are being deleted"
+)
 RETRY_AFTER_SECONDS = 1
 TYPE_PREFIX = "urn:headgate:error:"
 INSTANCE_PREFIX = "urn:headgate:request:"
@@ -171,9 +179,14 @@ def task_deleted(task_id: str, cut: RetentionCut) -> ApiError:
     rule = f"{cut.value:,.0f} ended tasks are kept at most"
     if cut.setting == BY_AGE:
         rule = f"ended tasks are kept for {_days_or_seconds(cut.value)}"
+    elif cut.setting == BY_SIZE:
+        rule = "the store needed its room"
+    advice = "raise that to keep later ones longer"
+    if cut.setting == BY_SIZE and not cut.value:
+        advice = "give it a larger disk to keep later ones longer"
     line = (
-        f"task {task_id} was deleted: {rule} (scheduler.{cut.setting} = {cut.value:.15g});"
-        f" raise that to keep later ones longer. Tasks submitted up to {utc_time(cut_at)} are"
+        f"task {task_id} was deleted: {rule} (scheduler.{cut.setting} ="
+        f" {cut.value:.15g}); {advice}. Tasks submitted up to {utc_time(cut_at)} are"
         " gone, except failures that are still listed"
     )
     details: Details = {
@@ -189,8 +202,8 @@ def _days_or_seconds(seconds: float) -> str:
     return f"{days:g} days" if days >= 1 and days == int(days) else f"{seconds:g} seconds"
 
 
-def queue_full(rejected: Rejected, task_id: str) -> ApiError:
-    """Return the error for a task that was turned away; it is stored under its id."""
+def queue_full(rejected: Rejected, task_id: str | None) -> ApiError:
+    """Return the error for a task that was turned away; it is stored if it has an id."""
     details: Details = {
         "limit": rejected.limit.value,
         "projectId": rejected.project_id or "",
@@ -199,10 +212,11 @@ def queue_full(rejected: Rejected, task_id: str) -> ApiError:
         "maxQueue": rejected.max_queue,
         "maxPerProject": rejected.max_per_project,
         "maxPerAgent": rejected.max_per_agent,
+        "maxScheduled": rejected.max_scheduled,
         "queueShare": rejected.queue_share,
     }
     return ApiError(
-        "queue_full",
+        rejected.code,
         rejected.message,
         detail=f"{rejected.message}: {rejected.advice}",
         details=details,
@@ -273,6 +287,8 @@ def _outage(error: StoreError) -> ApiError:
         return ApiError("invalid_field", "a value has something in it that cannot be kept")
     if isinstance(error, NotDispatchingError):
         return ApiError("not_dispatching", str(error), details={"address": error.address})
+    if isinstance(error, StoreFullError):
+        return ApiError("store_full", STORE_FULL)
     # What a driver says may name hosts and paths; only what this program says of itself is told.
     return ApiError(
         "unavailable", str(error) if isinstance(error, NotTakingWorkError) else STORE_FAILS

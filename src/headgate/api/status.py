@@ -20,9 +20,11 @@ from headgate.api.schema.tasks import (
     ReadyBody,
     RecentBody,
     StatsBody,
+    StoreBody,
 )
 from headgate.api.submission import check_unknown
 from headgate.core.dispatch_state import LaneStats
+from headgate.core.retention import StoreSize
 from headgate.core.text import named_like
 from headgate.engine.history import RECENT_SECONDS, Step
 from headgate.metrics import CONTENT_TYPE
@@ -60,6 +62,20 @@ async def stats_body(api: Api, caller: Caller) -> StatsBody:
         config=api.limits,
         paused=api.is_paused,
         recent=_recent_body(recent_step(api, caller)),
+        store=None if caller.is_bound else store_body(api.engine.reaper.size),
+    )
+
+
+def store_body(size: StoreSize | None) -> StoreBody | None:
+    """Return how large the store is; None before that is known."""
+    if size is None:
+        return None
+    return StoreBody(
+        used_bytes=size.used_bytes,
+        free_bytes=size.free_bytes,
+        room_bytes=size.room_bytes,
+        max_bytes=size.max_bytes,
+        problem=size.problem or None,
     )
 
 
@@ -92,8 +108,9 @@ async def show_ready(api: Api, _: Request, __: str) -> Response:
     if not health.is_ready:
         problem = health.problem or "not ready yet"
         raise ApiError("not_ready", problem, details={"role": health.role, **health.parts})
+    status = "degraded" if health.shortage else "ready"
     return json_response(
-        OK, ReadyBody(status="ready", role=health.role, paused=api.is_paused, **health.parts)
+        OK, ReadyBody(status=status, role=health.role, paused=api.is_paused, **health.parts)
     )
 
 

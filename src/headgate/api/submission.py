@@ -310,6 +310,7 @@ MAX_PARENTS = 100
 MAX_SCOPES = 16
 MAX_DEPTH = 64
 
+NOT_KEPT = "the task was refused when it came, and what it was to do was not kept; send it again"
 LATEST = 253_086_768_000.0
 """The latest time that is taken, in the year 9990: what is reckoned from it can be written, too."""
 
@@ -884,6 +885,8 @@ class SubmissionParser:
         both of them are trusted. What it depended on has ended with it.
         """
         task = _bound(record.task, bounds)
+        if record.was_refused:
+            raise InvalidTaskError("conflict", "", NOT_KEPT)
         own, target = self._own_scope(task.project_id), self._target(task.target, task.agent_id)
         if self._draining:
             self._check_taken(task.project_id, task.agent_id, target)

@@ -279,7 +279,7 @@ def _entry_body(entry: Submitted) -> BatchEntryBody:
     rejected = entry if isinstance(entry, RejectedEntry) else None
     return BatchEntryBody(
         task_id=None if rejected is None else rejected.task_id,
-        state=None if rejected is None else TaskStatus.REJECTED,
+        state=None if rejected is None or not rejected.task_id else TaskStatus.REJECTED,
         code=refused.code,
         error=refused.error,
         retryable=refused.retryable,
@@ -533,7 +533,7 @@ async def retried(api: Api, request: Request, task_id: str) -> SubmittedBody:
     draft = _again(api, request.caller, ended)
     answer = await api.engine.submit(*draft)
     if isinstance(answer, TurnedAway):
-        raise queue_full(answer.rejected, answer.record.task.id)
+        raise queue_full(answer.rejected, answer.kept_id)
     if not isinstance(answer, Queued):
         raise ApiError("conflict", "the task cannot be retried")
     task = answer.record.task
@@ -672,6 +672,7 @@ RETRY_ERRORS = (
     "unknown_slot",
     "unknown_provider",
     "queue_full",
+    "store_full",
 )
 
 SUBMIT_ERRORS = (
@@ -683,6 +684,7 @@ SUBMIT_ERRORS = (
     "draining",
     "idempotency_mismatch",
     "queue_full",
+    "store_full",
     "idempotency_full",
 )
 

@@ -29,6 +29,7 @@ from headgate.config.slot_keys import read_key
 from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.fair_share import hour_of
 from headgate.core.money import format_usd
+from headgate.core.retention import in_mebibytes
 from headgate.errors import HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import (
@@ -191,6 +192,7 @@ def _versions(database: Database, name: str, settings: Settings) -> Iterator[Fin
         judged = _judged(transaction, name)
         yield judged
         if judged.verdict == "ok":
+            yield _room(transaction, settings)
             now, prices = time.time(), PriceList(settings.price_overrides)
             yield from price_findings(transaction, now, prices)
             yield from silence_findings(transaction, now, target_estimates(settings.all_targets))
@@ -198,6 +200,20 @@ def _versions(database: Database, name: str, settings: Settings) -> Iterator[Fin
     finally:
         database.rollback()
         database.close()
+
+
+def _room(transaction: Transaction, settings: Settings) -> Finding:
+    most = settings.scheduler.max_store_bytes
+    measured = transaction.measure(is_limited=True)
+    size = msgspec.structs.replace(measured, max_bytes=most)
+    found = f"the store takes {in_mebibytes(size.used_bytes)}"
+    if most is not None:
+        found += f" of {in_mebibytes(most)}"
+    if size.problem:
+        return fail("room", found, size.problem)
+    if size.excess_bytes:
+        return warn("room", found, "it deletes ended tasks for want of room; give it more")
+    return ok("room", found)
 
 
 def _judged(transaction: Transaction, name: str) -> Finding:

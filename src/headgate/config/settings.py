@@ -163,6 +163,7 @@ Dollars = str | int | float
 Permits = Annotated[int, Meta(ge=1, le=1_000_000)]
 QueueLength = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 EndedTasks = Annotated[int, Meta(ge=1, le=100_000_000)]
+StoreBytes = Annotated[int, Meta(ge=16 * 2**20, le=2**50)]
 QueueShare = Annotated[float, Meta(ge=LEAST_QUEUE_SHARE, le=MOST_QUEUE_SHARE)]
 Workers = Annotated[int, Meta(ge=1, le=10_000)]
 Seconds = Annotated[float, Meta(ge=0.001, le=ONE_YEAR_SECONDS)]
@@ -189,11 +190,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     max_queue_size: QueueLength = 1_000
     queue_share: QueueShare = 8.0
     max_per_agent: QueueLength = 100
+    max_scheduled: QueueLength = 10_000
     max_inflight: Permits = 20
     max_per_agent_inflight: Permits = 10
     worker_count: Workers = 20
     task_retention_seconds: Seconds = TASK_RETENTION_SECONDS
     max_ended_tasks: EndedTasks = MAX_ENDED_TASKS
+    max_store_bytes: StoreBytes | None = None
     default_deadline_seconds: Seconds | None = None
     attempt_timeout_seconds: Annotated[float, Meta(ge=0.001, le=MAX_ATTEMPT_SECONDS)] = (
         ATTEMPT_SECONDS
@@ -227,12 +230,18 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             max_queue=self.max_queue_size,
             max_per_agent=self.max_per_agent,
             queue_share=self.queue_share,
+            max_scheduled=self.max_scheduled,
+            max_store_bytes=self.max_store_bytes,
         )
 
     @property
     def retention(self) -> Retention:
-        """How long ended tasks are kept, and how many."""
-        return Retention(seconds=self.task_retention_seconds, max_tasks=self.max_ended_tasks)
+        """How long ended tasks are kept, how many, and how much the store may take."""
+        return Retention(
+            seconds=self.task_retention_seconds,
+            max_tasks=self.max_ended_tasks,
+            max_store_bytes=self.max_store_bytes,
+        )
 
     @property
     def retry_policy(self) -> RetryPolicy:

@@ -57,9 +57,9 @@ class TakenEntry(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
 
 
 class RejectedEntry(msgspec.Struct, frozen=True, kw_only=True, tag="rejected"):
-    """A task for which there was no room; it is stored as rejected, and may be tried again."""
+    """A task for which there was no room; it may be tried again. With an id it is stored."""
 
-    task_id: str
+    task_id: str | None
     rejected: Rejected
 
 

@@ -2,9 +2,10 @@
 
 An ended task goes when its time is over, or when more are kept than may be, and in both cases only
 if nothing needs it any more: no dependant that has yet to read its result, no webhook that has yet
-to be delivered, no run that could be resumed from it. When there are too many, refusals go before
-successes, and failures go last. Usage outlives tasks, because reports look back further than
-clients do.
+to be delivered, no run that could be resumed from it. When there are too many, or they take too
+much of the disk, those of the project go that has most of it: refusals before successes, failures
+last. So whoever floods the store pushes its own history out, and nobody else's. Usage outlives
+tasks, because reports look back further than clients do.
 
 Rule: a deleted task leaves no row. Ids grow with time, so the highest id that a setting has deleted
 says of every lower one that is not there any more that it was deleted, and by what.
@@ -27,7 +28,11 @@ SHARES_KEPT_SECONDS: Final = 30 * A_DAY_SECONDS
 
 BY_AGE: Final = "task_retention_seconds"
 BY_NUMBER: Final = "max_ended_tasks"
-"""The two settings that delete tasks, as the file names them within `[scheduler]`."""
+BY_SIZE: Final = "max_store_bytes"
+"""The settings that delete tasks, as the file names them within `[scheduler]`."""
+
+MAX_REFUSALS: Final = 10_000
+"""How many refused tasks are kept of one project: a refusal costs whoever sends it nothing."""
 
 EVICTION_ORDER = (TaskStatus.REJECTED, TaskStatus.CANCELLED, TaskStatus.DONE, TaskStatus.FAILED)
 """Which goes first when there are too many: a flood of refusals must not push results out."""
@@ -36,14 +41,19 @@ EVICTION_RANKS = {status: rank for rank, status in enumerate(EVICTION_ORDER)}
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long an ended task is kept, and how many are; None is any number."""
+    """How long an ended task is kept, and how many are; None is any number.
+
+    `max_store_bytes` is what the whole store may take; None leaves that to the file system.
+    """
 
     seconds: float = TASK_RETENTION_SECONDS
     max_tasks: int | None = MAX_ENDED_TASKS
+    max_store_bytes: int | None = None
 
     def value_of(self, setting: str) -> float:
-        """Return the value of one of the two settings."""
-        return self.seconds if setting == BY_AGE else self.max_tasks or 0
+        """Return the value of one of the settings; 0 where none is set."""
+        values = {BY_AGE: self.seconds, BY_NUMBER: self.max_tasks, BY_SIZE: self.max_store_bytes}
+        return values[setting] or 0
 
 
 class RetentionCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,20 +67,96 @@ class RetentionCut(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
 
 
+# How much room the store has.
+#
+# Rule: new work is refused while something is left, and what is left is for what must not fail: to
+# end what runs, to cancel, to delete. Deleting begins before anybody is refused.
+
+RESERVE_BYTES: Final = 64 * 2**20
+"""What stays free of a file system for what must not fail: some large transactions, twice over."""
+
+RESERVE_PART: Final = 8
+"""Of a small file system at most the eighth part stays free."""
+
+FULL_FROM: Final = 0.9
+"""From this part of `max_store_bytes` on ended tasks are deleted."""
+
+
+class StoreSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store takes, and what is free for it where that is known.
+
+    What it could use again of its own files is free. Of what is free `reserve_bytes` are not for
+    new work. `max_bytes` is what the settings allow it to take.
+    """
+
+    used_bytes: int
+    free_bytes: int | None = None
+    reserve_bytes: int = 0
+    max_bytes: int | None = None
+
+    @property
+    def room_bytes(self) -> int | None:
+        """How much new work may take; None where nothing bounds it."""
+        rooms = []
+        if self.free_bytes is not None:
+            rooms.append(self.free_bytes - self.reserve_bytes)
+        if self.max_bytes is not None:
+            rooms.append(self.max_bytes - self.used_bytes)
+        return max(0, min(rooms)) if rooms else None
+
+    @property
+    def excess_bytes(self) -> int:
+        """How much of what has ended is to go, so that new work finds room."""
+        excess = 0
+        if self.free_bytes is not None:
+            excess = 2 * self.reserve_bytes - self.free_bytes
+        if self.max_bytes is not None:
+            excess = max(excess, self.used_bytes - int(self.max_bytes * FULL_FROM))
+        return max(0, excess)
+
+    @property
+    def problem(self) -> str:
+        """Why there is no room for new work, and what to do; empty while there is."""
+        if self.room_bytes != 0:
+            return ""
+        if self.max_bytes is not None and self.used_bytes >= self.max_bytes:
+            return (
+                f"the store takes {in_mebibytes(self.used_bytes)} of the"
+                f" {in_mebibytes(self.max_bytes)} that it may; raise scheduler.max_store_bytes,"
+                " or shorten scheduler.task_retention_seconds"
+            )
+        return (
+            f"the disk of the store has {in_mebibytes(self.free_bytes or 0)} left, and"
+            f" {in_mebibytes(self.reserve_bytes)} are kept for ending and deleting tasks; free"
+            " some space"
+        )
+
+
+def reserve_of(total_bytes: int) -> int:
+    """Return what stays free of a file system of this size."""
+    return min(RESERVE_BYTES, total_bytes // RESERVE_PART)
+
+
+def in_mebibytes(size_bytes: int) -> str:
+    """Return a size as people read it."""
+    return f"{size_bytes / 2**20:,.1f} MiB"
+
+
 class Evicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step deleted, and whether another has more to do at once."""
+    """What one step deleted, whether another has more to do at once, and how large the store is."""
 
     tasks: int = 0
     has_more: bool = False
+    size: StoreSize | None = None
 
 
 def cut_of(task_id: str, cuts: Iterable[RetentionCut]) -> RetentionCut | None:
     """Return what deleted a task that is not there; None if nothing can have, so it never was.
 
-    Where both settings have passed it, its age would have been enough.
+    Where several settings have passed it, its age would have been enough.
     """
     passed = {cut.setting: cut for cut in cuts if task_id <= cut.task_id}
-    return passed.get(BY_AGE) or passed.get(BY_NUMBER)
+    return passed.get(BY_AGE) or passed.get(BY_NUMBER) or passed.get(BY_SIZE)
 
 
 def excess(kept: int, retention: Retention) -> int:

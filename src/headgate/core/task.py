@@ -418,6 +418,11 @@ class TaskRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.task.status in TERMINAL
 
     @property
+    def was_refused(self) -> bool:
+        """Whether the task was turned away when it came: of what it was to do nothing is kept."""
+        return self.task.status is TaskStatus.REJECTED and not self.position
+
+    @property
     def lease(self) -> Lease | None:
         """The lease of a task in flight."""
         node_id = self.progress.node_id

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headgate.core.admission import QueueLimits
+from headgate.core.admission import QueueLimit, QueueLimits
 from headgate.core.budgets.ledger import Ledger, Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import (
@@ -187,6 +187,7 @@ class Engine:
             lease_seconds=settings.node_lease_seconds,
         )
         self.reaper = Reaper(store, settings.retention)
+        self.refused_by_store = 0
         self._supervisor, self.retired = Supervisor(), RetiredExecutors()
         self._preparations: list[Preparation] = []
         self._phase = "starting"
@@ -436,6 +437,7 @@ class Engine:
             dispatcher_problem=self.dispatcher.problem,
             ledger_problem="" if self.ledger is None else self.ledger.problem,
             is_out_of_descriptors=self.runner.is_out_of_descriptors or has_no_descriptor(),
+            shortage=self.reaper.shortage,
         )
 
     async def reconfigure(
@@ -540,6 +542,8 @@ class Engine:
         if isinstance(answer, Queued):
             self.dispatcher.observe((answer.record,))
             self.feed.changed((answer.record,))
+        elif isinstance(answer, TurnedAway) and answer.rejected.limit is QueueLimit.STORE:
+            self.refused_by_store += 1
         elif isinstance(answer, TurnedAway) and answer.record.is_terminal:
             # It changes no plan; only those who listen want to know, if there is a task at all.
             self.feed.observe((answer.record,))

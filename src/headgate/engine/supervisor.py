@@ -183,12 +183,13 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the engine does its work, and what is in the way.
 
     `parts` has the store, the ledger, the dispatcher and the file descriptors, each with its
-    problem or `ok`.
+    problem or `ok`. With a `shortage` it does all its work, except for what that names.
     """
 
     is_ready: bool
     role: str
     problem: str = ""
+    shortage: str = ""
     parts: dict[str, str] = {}
 
 
@@ -203,6 +204,7 @@ def judge(
     dispatcher_problem: str,
     ledger_problem: str,
     is_out_of_descriptors: bool,
+    shortage: str = "",
 ) -> Health:
     """Return the health of a node; `phase` is why it does not work even if all parts do.
 
@@ -224,4 +226,6 @@ def judge(
         parts["dispatcher"] = NO_DISPATCHER
     problem = phase or next((words for words in parts.values() if words != OK), "")
     role = "dispatcher" if is_leading else "node"
-    return Health(is_ready=not problem, role=role, problem=problem, parts=parts)
+    if shortage and parts["store"] == OK:
+        parts["store"] = shortage
+    return Health(is_ready=not problem, role=role, problem=problem, shortage=shortage, parts=parts)

@@ -51,7 +51,7 @@ from headgate.storage.store import (
     Settlement,
     StaleLease,
 )
-from headgate.storage.unit_of_work import ENDED, EXPIRED, TICK, TaskRow, UnitOfWork
+from headgate.storage.unit_of_work import EXPIRED, TICK, TaskRow, UnitOfWork
 
 # Ending a task. Its end is handed on to the tasks that depend on it: they no longer wait for one
 # that succeeded, and they fail with one that did not, unless they asked to run all the same. This
@@ -65,12 +65,12 @@ def parent_error(parent: TaskRow) -> str:
 
 def leave_queue(work: UnitOfWork, row: TaskRow) -> None:
     """Count a task out of its lane."""
-    work.counters.queue(row.spec.task.agent_id, row.project_id, -1)
+    work.counters.queue(row.spec.task.agent_id, row.project_id, -1, is_scheduled=row.is_scheduled)
 
 
 def enter_queue(work: UnitOfWork, row: TaskRow) -> None:
     """Count a task into its lane."""
-    work.counters.queue(row.spec.task.agent_id, row.project_id, 1)
+    work.counters.queue(row.spec.task.agent_id, row.project_id, 1, is_scheduled=row.is_scheduled)
 
 
 class Booked(NamedTuple):
@@ -248,7 +248,7 @@ def _end(work: UnitOfWork, row: TaskRow, end: Finish) -> None:
         row.progress, not_before=None, node_id=None, completed_at=work.now
     )
     row.error = _storable(end.error)
-    work.counters.happen(ENDED[end.status], row.agent_id, row.project_id)
+    work.end(row)
     if end.error == EXPIRED_WHILE_QUEUED:
         work.counters.happen(EXPIRED, row.agent_id, row.project_id)
     if row.spec.terms.depends_on:

@@ -1,16 +1,18 @@
 """What keeps the tables of a task store from growing: everything in them ends, and then goes.
 
-An ended task goes when its time is over, or when there are too many, and nothing needs it any more;
-the row says since when that is so, except for a webhook: until a first try its body is made from
-the task. The rest goes by age: usage by its own times, rate counts after their window, closures
+An ended task goes when its time is over, or when there are too many, or when the store needs its
+room, and nothing needs it any more; the row says since when that is so, except for a webhook: until
+a first try its body is made from the task. What is too much is taken from the project that has
+most. The rest goes by age: usage by its own times, rate counts after their window, closures
 with their time, and lanes that are empty and were not served for long, or never: anybody can make
 a lane by naming an agent. What had happened in a lane is added to a sum of its project.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import inf
 
 import msgspec
 
@@ -22,22 +24,25 @@ from headgate.core.rate_limits import BUCKETS_PER_WINDOW
 from headgate.core.retention import (
     BY_AGE,
     BY_NUMBER,
+    BY_SIZE,
     EVICTION_ORDER,
     EVICTION_RANKS,
+    MAX_REFUSALS,
     SHARES_KEPT_SECONDS,
     Evicted,
     Retention,
     RetentionCut,
+    StoreSize,
     cut_of,
     excess,
     usage_kept_since,
 )
 from headgate.core.task import Progress, TaskStatus, task_holding
 from headgate.storage import ledger, usage
-from headgate.storage.schema import CUTS
+from headgate.storage.schema import CUTS, TASK_BYTES
 from headgate.storage.task_ids import seconds_of
 from headgate.storage.transaction import Access, Dialect, Lookup, Transaction, about
-from headgate.storage.unit_of_work import COUNTERS, ENDED, HAPPENINGS, KEPT, parents_in
+from headgate.storage.unit_of_work import ENDED, HAPPENINGS, KEPT, Counters, parents_in
 
 LANE_KEPT_TICKS = 10_000
 
@@ -57,17 +62,23 @@ _IS_UNTOLD = (
     " (SELECT 1 FROM delivery_bodies WHERE delivery_bodies.id = deliveries.id)"
 )
 _OLDEST = (
-    "SELECT id, octet_length(spec) + octet_length(progress) + COALESCE(octet_length(result), 0)"  # noqa: S608
-    " + COALESCE(octet_length(error), 0) + COALESCE((SELECT octet_length(submission)"
-    " FROM task_inputs AS given WHERE given.id = tasks.id), 0) FROM tasks"
-    " WHERE eviction_rank = ? AND evictable_since IS NOT NULL AND evictable_since <= ?"
+    f"SELECT tasks.id, tasks.project_id, {TASK_BYTES} FROM tasks"  # noqa: S608
+    " WHERE eviction_rank = ? AND project_id = ?"
+    " AND evictable_since IS NOT NULL AND evictable_since <= ?"
     f" AND NOT EXISTS ({_IS_UNTOLD}) ORDER BY evictable_since, id LIMIT ?"
+)
+_PROJECTS = (
+    "SELECT project_id, ended, ended_bytes, refused, live_bytes FROM project_counts"
+    " WHERE ended > 0 ORDER BY project_id"
+)
+_FORGET_PROJECTS = (
+    "DELETE FROM project_counts WHERE queued = 0 AND scheduled = 0 AND live_bytes = 0"
+    " AND ended = 0 AND ended_bytes = 0 AND refused = 0"
 )
 _DELETE = Lookup(
     lambda dialect: f"DELETE FROM tasks WHERE id IN {dialect.texts} RETURNING id, spec",  # noqa: S608
     one="DELETE FROM tasks WHERE id = ? RETURNING id, spec",
 )
-_KEPT = about("SELECT COALESCE(SUM(amount), 0) FROM counters", "name")
 _CUTS = "SELECT setting, amount, task_id FROM retention_cuts"
 _PURGE_RATES = (
     "DELETE FROM rate_counts WHERE bucket < (SELECT MAX(newest.bucket) FROM rate_counts AS newest"
@@ -97,24 +108,41 @@ _PART = Lookup(
 )
 
 
-def evict(transaction: Transaction, now: float, *, retention: Retention, limit: int) -> Evicted:
-    """Delete ended tasks that nothing needs, as many as one step may."""
+def evict(
+    transaction: Transaction,
+    now: float,
+    *,
+    retention: Retention,
+    limit: int,
+    size: StoreSize | None = None,
+) -> Evicted:
+    """Delete ended tasks that nothing needs, as many as one step may.
+
+    `size` is how large the store is; what it has too much of goes, as well.
+    """
     step = _Eviction(transaction, limit)
-    for status in EVICTION_ORDER:
-        step.delete(status, ended_by=now - retention.seconds, most=limit)
-    step.cut(BY_AGE, retention)
-    if retention.max_tasks is not None and not step.is_full:
-        kept = int(transaction.read(_KEPT, list(KEPT.values()))[0][0])
-        too_many = excess(kept - step.deleted, retention)
+    projects = [Kept(*row) for row in transaction.read(_PROJECTS)]
+    for project in projects:
         for status in EVICTION_ORDER:
-            too_many -= step.delete(status, ended_by=now, most=too_many)
-        step.cut(BY_NUMBER, retention)
+            step.delete(project, status, ended_by=now - retention.seconds, most=limit)
+    step.cut(BY_AGE, retention)
+    for project in projects:
+        too_many = project.refused - MAX_REFUSALS
+        step.delete(project, TaskStatus.REJECTED, ended_by=now, most=too_many)
+    step.skip_cut()
+    if retention.max_tasks is not None:
+        too_many = excess(sum(project.ended for project in projects), retention)
+        step.delete_too_many(projects, now, too_many)
+    step.cut(BY_NUMBER, retention)
+    if size is not None:
+        step.delete_too_large(projects, now, size.excess_bytes - step.deleted_bytes)
+        step.cut(BY_SIZE, retention)
     step.count_out()
     has_more = step.is_full
     # Also where some went: a busy service at its cap deletes a few at every step.
     if not has_more and transaction.dialect is Dialect.SQLITE:
         has_more = _give_back_pages(transaction)
-    return Evicted(tasks=step.deleted, has_more=has_more)
+    return Evicted(tasks=step.deleted, has_more=has_more, size=size)
 
 
 def _give_back_pages(transaction: Transaction) -> bool:
@@ -134,34 +162,98 @@ def _give_back_pages(transaction: Transaction) -> bool:
     return bool(surplus > MAX_PAGES_GIVEN_BACK)
 
 
+class Kept:
+    """What is kept of the ended tasks of a project, and what those take that have not ended."""
+
+    __slots__ = ("ended", "ended_bytes", "live_bytes", "project_id", "refused")
+
+    def __init__(
+        self, project_id: str, ended: int, ended_bytes: int, refused: int, live_bytes: int
+    ) -> None:
+        self.project_id = project_id
+        self.ended = ended
+        self.ended_bytes = ended_bytes
+        self.refused = refused
+        self.live_bytes = live_bytes
+
+
+def _first_by(projects: Sequence[Kept], amount: Callable[[Kept], int]) -> tuple[Kept, int]:
+    """Return the project that has most, and how much it may lose until it has so no more."""
+    first = max(projects, key=amount)
+    rest = max((amount(one) for one in projects if one is not first), default=0)
+    return first, max(1, amount(first) - rest)
+
+
 class _Eviction:
     """One step of deleting, bounded in tasks and in bytes."""
 
     def __init__(self, transaction: Transaction, limit: int) -> None:
         self._transaction = transaction
         self._limit = limit
-        self._bytes = 0
         self._by_status: dict[TaskStatus, int] = {}
+        self._counters = Counters(0.0)
         self._last_id = ""
         self.deleted = 0
+        self.deleted_bytes = 0
 
     @property
     def is_full(self) -> bool:
         """Whether this step has done as much as one may."""
-        return self.deleted >= self._limit or self._bytes >= MAX_EVICTED_BYTES
+        return self.deleted >= self._limit or self.deleted_bytes >= MAX_EVICTED_BYTES
 
-    def delete(self, status: TaskStatus, *, ended_by: float, most: int) -> int:
-        """Delete the oldest that ended so, and return how many."""
+    def delete_too_many(self, projects: Sequence[Kept], now: float, excess: int) -> None:
+        """Delete so many tasks, each of the project that has most then."""
+        found = list(projects)
+        while excess > 0 and found and not self.is_full:
+            first, lead = _first_by(found, lambda one: one.ended)
+            deleted = self._delete_first(first, now, most=min(excess, lead))
+            excess -= deleted
+            if not deleted:
+                # What is left of it is needed by somebody.
+                found.remove(first)
+
+    def delete_too_large(self, projects: Sequence[Kept], now: float, excess_bytes: int) -> None:
+        """Delete tasks that take so much, each of the project that takes most then."""
+        found = list(projects)
+        ends_at = self.deleted_bytes + excess_bytes
+        while self.deleted_bytes < ends_at and found and not self.is_full:
+            first, lead = _first_by(found, lambda one: one.ended_bytes + one.live_bytes)
+            most_bytes = min(ends_at - self.deleted_bytes, lead)
+            if not self._delete_first(first, now, most=self._limit, most_bytes=most_bytes):
+                found.remove(first)
+
+    def _delete_first(
+        self, project: Kept, now: float, *, most: int, most_bytes: int | None = None
+    ) -> int:
+        """Delete what goes first of a project, and return how many."""
+        for status in EVICTION_ORDER:
+            deleted = self.delete(project, status, ended_by=now, most=most, most_bytes=most_bytes)
+            if deleted:
+                return deleted
+        return 0
+
+    def delete(
+        self,
+        project: Kept,
+        status: TaskStatus,
+        *,
+        ended_by: float,
+        most: int,
+        most_bytes: int | None = None,
+    ) -> int:
+        """Delete the oldest of a project that ended so, and return how many."""
         most = min(most, self._limit - self.deleted)
         if most <= 0 or self.is_full:
             return 0
-        found = self._transaction.read(_OLDEST, (EVICTION_RANKS[status], ended_by, most))
+        asked = (EVICTION_RANKS[status], project.project_id, ended_by, most)
         ids: list[str] = []
-        for task_id, size_bytes in found:
-            if self.is_full:
+        size, enough_bytes = 0, inf if most_bytes is None else most_bytes
+        for task_id, _, size_bytes in self._transaction.read(_OLDEST, asked):
+            if self.deleted_bytes >= MAX_EVICTED_BYTES or size >= enough_bytes:
                 break
             ids.append(task_id)
-            self._bytes += size_bytes
+            size += size_bytes
+            self.deleted_bytes += size_bytes
         if not ids:
             return 0
         rows = self._transaction.read(_DELETE, ids)
@@ -170,11 +262,19 @@ class _Eviction:
         pairs = [(parent, task_id) for task_id, spec in rows for parent in parents_in(spec)]
         if pairs:
             self._transaction.run(_PART, pairs)
-        self.deleted += len(ids)
-        self._by_status[status] = self._by_status.get(status, 0) + len(ids)
+        self._count(project, status, len(ids), size)
         ours = (task_id for task_id in ids if seconds_of(task_id) is not None)
         self._last_id = max(self._last_id, *ours, "")
         return len(ids)
+
+    def _count(self, project: Kept, status: TaskStatus, tasks: int, size_bytes: int) -> None:
+        refused = tasks if status is TaskStatus.REJECTED else 0
+        project.ended -= tasks
+        project.ended_bytes -= size_bytes
+        project.refused -= refused
+        self.deleted += tasks
+        self._by_status[status] = self._by_status.get(status, 0) + tasks
+        self._counters.keep(project.project_id, -tasks, -size_bytes, refused=-refused)
 
     def cut(self, setting: str, retention: Retention) -> None:
         """Note how far a setting has deleted, if it has."""
@@ -183,10 +283,16 @@ class _Eviction:
             self._transaction.insert(CUTS, [row])
         self._last_id = ""
 
+    def skip_cut(self) -> None:
+        """Note nothing of what was deleted: a refusal that goes early is as if it never was."""
+        self._last_id = ""
+
     def count_out(self) -> None:
         """Count what was deleted out of what is kept."""
-        gone = [(KEPT[ENDED[status]], -many) for status, many in self._by_status.items()]
-        self._transaction.insert(COUNTERS, gone)
+        for status, many in self._by_status.items():
+            self._counters.count(KEPT[ENDED[status]], -many)
+        if self.deleted:
+            self._transaction.insert_all(self._counters.rows())
 
 
 def deleted_by(transaction: Transaction, *, task_id: str) -> RetentionCut | None:
@@ -207,6 +313,7 @@ def purge(transaction: Transaction, now: float) -> None:
     usage.purge(transaction, now)
     transaction.run("DELETE FROM gate_closures WHERE closed_until <= ?", (now,))
     transaction.run(_PURGE_RATES, (2 * BUCKETS_PER_WINDOW,))
+    transaction.run(_FORGET_PROJECTS, ())
     for statement in (_FOLD_LANES, _PURGE_LANES):
         transaction.run(statement, (LANE_KEPT_TICKS,))
 

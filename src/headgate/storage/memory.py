@@ -47,6 +47,10 @@ class MemoryDatabase:
         """Undo the transaction, if there is one; what was committed stays."""
         self.rollback()
 
+    def make_room(self) -> bool:
+        """There is no disk."""
+        return False
+
 
 # The task store in memory: for tests, simulations and work that may be lost with the process.
 

@@ -20,10 +20,12 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from headgate.core.budgets.ledger import Clock
+from headgate.core.retention import StoreSize
 from headgate.errors import (
     InvalidSettingError,
     LedgerUnavailableError,
     StoreError,
+    StoreFullError,
     StoreUnavailableError,
     UnfitValueError,
 )
@@ -93,6 +95,16 @@ _LOST = (
     # The driver takes a statement for prepared whose preparation was undone by an error before it.
     psycopg.errors.InvalidSqlStatementName,
     psycopg.errors.SerializationFailure,
+)
+
+
+ROW_OVERHEAD = 1.25
+"""What the texts of tasks take in their tables, with all that belongs to a row and an index."""
+
+_SIZES = (
+    "SELECT pg_database_size(current_database()), pg_total_relation_size('tasks')"
+    " + pg_total_relation_size('task_inputs'), (SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT)"
+    " FROM counters WHERE name IN ('live_bytes', 'ended_bytes'))"
 )
 
 
@@ -176,6 +188,16 @@ class PostgresTransaction:
             self.run("RELEASE inner_step")
             raise
         self.run("RELEASE inner_step")
+
+    def measure(self, *, is_limited: bool) -> StoreSize:
+        """Return the size of the database, less what deleted tasks have left free in its tables.
+
+        A server does not give that back to its disk, and uses it again.
+        """
+        if not is_limited:
+            return StoreSize(used_bytes=0)
+        ((database, tables, rows),) = self.read(_SIZES)
+        return StoreSize(used_bytes=database - max(0, tables - int(rows * ROW_OVERHEAD)))
 
     def _execute(self, sql: str | Lookup, parameters: Parameters) -> psycopg.Cursor[Row]:
         if isinstance(sql, Lookup):
@@ -267,6 +289,10 @@ class PostgresDatabase:
             with suppress(psycopg.Error):
                 connection.close()
 
+    def make_room(self) -> bool:
+        """The disk is the server's."""
+        return False
+
     def _connect(self) -> psycopg.Connection[Row]:
         problem = ""
         for wait_seconds in CONNECT_WAITS_SECONDS[: 1 if self._is_away else None]:
@@ -307,6 +333,8 @@ def translated(error: psycopg.Error, connection: psycopg.Connection[Any]) -> Sto
         return LostTransactionError(f"{line}; the server is read-only, nothing was granted")
     if connection.closed or isinstance(error, _LOST):
         return LostTransactionError(line)
+    if isinstance(error, psycopg.errors.DiskFull):
+        return StoreFullError(f"{line}; free some space on the server's disk")
     if isinstance(error, psycopg.OperationalError):
         return LedgerUnavailableError(line)
     if isinstance(error, psycopg.DataError):

@@ -16,6 +16,7 @@ PostgreSQL such a change would be written to every index of the table.
 from __future__ import annotations
 
 from headgate.core.retention import EVICTION_RANKS
+from headgate.core.task import TaskStatus
 from headgate.storage.migrations import Migration, first_migration, statements
 from headgate.storage.transaction import Insert
 
@@ -162,6 +163,49 @@ _WHO_CLOSED = (
     "ALTER TABLE gate_closures ADD COLUMN closed_at DOUBLE PRECISION",
 )
 
+# What each project has: tasks that wait and those of them that were submitted for later, what its
+# unfinished tasks take, and how many ended ones are kept, with what they take and how many of them
+# were refused. The index of ended tasks finds those of one project in the order in which they go.
+_PROJECT_COUNTS = """
+CREATE TABLE project_counts (
+    project_id {text} PRIMARY KEY,
+    queued BIGINT NOT NULL,
+    scheduled BIGINT NOT NULL,
+    live_bytes BIGINT NOT NULL,
+    ended BIGINT NOT NULL,
+    ended_bytes BIGINT NOT NULL,
+    refused BIGINT NOT NULL
+) {by_key};
+ALTER TABLE lanes ADD COLUMN scheduled BIGINT NOT NULL DEFAULT 0;
+DELETE FROM counters WHERE substr(name, 1, 7) = 'queued:';
+DROP INDEX ended_tasks;
+CREATE INDEX ended_tasks ON tasks (eviction_rank, project_id, evictable_since)
+    WHERE eviction_rank IS NOT NULL;
+{count}
+"""
+
+TASK_BYTES = (
+    "octet_length(spec) + COALESCE(octet_length(result), 0) + COALESCE(octet_length(error), 0)"
+    " + COALESCE((SELECT octet_length(submission) FROM task_inputs AS given"
+    " WHERE given.id = tasks.id), 0)"
+)
+"""What a task takes, as far as its submitter decides: the rest of its row is small."""
+
+COUNT_PROJECTS = (
+    "INSERT INTO project_counts (project_id, queued, scheduled, live_bytes, ended, ended_bytes,"  # noqa: S608
+    " refused) SELECT project_id,"
+    " SUM(CASE WHEN state = 'queued' THEN 1 ELSE 0 END), 0,"
+    f" SUM(CASE WHEN eviction_rank IS NULL THEN {TASK_BYTES} ELSE 0 END),"
+    " SUM(CASE WHEN eviction_rank IS NULL THEN 0 ELSE 1 END),"
+    f" SUM(CASE WHEN eviction_rank IS NULL THEN 0 ELSE {TASK_BYTES} END),"
+    f" SUM(CASE WHEN eviction_rank = {EVICTION_RANKS[TaskStatus.REJECTED]} THEN 1 ELSE 0 END)"
+    " FROM tasks GROUP BY project_id;"
+    "INSERT INTO counters SELECT 'live_bytes', CAST(SUM(live_bytes) AS BIGINT)"
+    " FROM project_counts WHERE live_bytes > 0 GROUP BY 1;"
+    "INSERT INTO counters SELECT 'ended_bytes', CAST(SUM(ended_bytes) AS BIGINT)"
+    " FROM project_counts WHERE ended_bytes > 0 GROUP BY 1"
+)
+
 TASK_MIGRATIONS = (
     Migration(
         number=1,
@@ -192,6 +236,15 @@ TASK_MIGRATIONS = (
     Migration(number=4, sqlite=(COUNT_QUEUED_OF_PROJECTS,), postgres=(COUNT_QUEUED_OF_PROJECTS,)),
     Migration(number=5, sqlite=_CLAIMED, postgres=_CLAIMED),
     Migration(number=6, sqlite=_WHO_CLOSED, postgres=_WHO_CLOSED),
+    Migration(
+        number=7,
+        sqlite=statements(
+            _PROJECT_COUNTS, text="TEXT", by_key="WITHOUT ROWID", count=COUNT_PROJECTS
+        ),
+        postgres=statements(
+            _PROJECT_COUNTS, text='TEXT COLLATE "C"', by_key="", count=COUNT_PROJECTS
+        ),
+    ),
 )
 
 _CHANGING = (

@@ -81,7 +81,7 @@ from headgate.storage.store import (
 )
 from headgate.storage.submit import Keys, new_tasks, submit_keyed, submit_task
 from headgate.storage.transaction import Access, Result, Transaction
-from headgate.storage.unit_of_work import RowCache, TaskRow, UnitOfWork
+from headgate.storage.unit_of_work import Disk, RowCache, TaskRow, UnitOfWork
 from headgate.storage.workers import WorkerSteps
 from headgate.storage.writer import Batch, StandingOrder, Step, StepAnswer, Writer
 from headgate.storage.zones import zone
@@ -239,6 +239,7 @@ class TaskTables:
         self.keeps_ledger = keeps_ledger
         self.now: Clock = time.time if clock is None else clock
         self._cache = cache
+        self.disk = Disk()
         self._tidied_at = float("-inf")
         self._purged_up_to = ROOT
         self._held_up_to = ""
@@ -284,7 +285,9 @@ class TaskTables:
         return now
 
     def _unit_of_work(self, transaction: Transaction, now: float) -> UnitOfWork:
-        return UnitOfWork(transaction, now, keeps_ledger=self.keeps_ledger, cache=self._cache)
+        return UnitOfWork(
+            transaction, now, keeps_ledger=self.keeps_ledger, disk=self.disk, cache=self._cache
+        )
 
     def _check(self, transaction: Transaction) -> None:
         """Look whether a new connection leads to the tasks: a file or server can be replaced."""
@@ -443,7 +446,8 @@ class SqlTaskStore(WorkerSteps):
 
     async def evict(self, retention: Retention, *, limit: int) -> Evicted:
         """Delete ended tasks that nothing needs, up to a number and a size at a time."""
-        return await self.run(partial(maintenance.evict, retention=retention, limit=limit))
+        evict = partial(_evict, self.tables, retention, limit)
+        return await self.run(evict)
 
     async def deleted_by(self, task_id: str) -> RetentionCut | None:
         """Return which setting deleted a task that is not there; None of one that never was."""
@@ -593,6 +597,13 @@ class SqlTaskStore(WorkerSteps):
 
 def _forget_sent(reservation_ids: Sequence[str], tasks: Transaction, _now: float) -> None:
     maintenance.forget(tasks, reservation_ids)
+
+
+def _evict(
+    tables: TaskTables, retention: Retention, limit: int, tasks: Transaction, now: float
+) -> Evicted:
+    size = tables.disk.measure(tasks, now, retention.max_store_bytes)
+    return maintenance.evict(tasks, now, retention=retention, limit=limit, size=size)
 
 
 def _join(

@@ -24,7 +24,13 @@ import apsw
 import msgspec
 
 from headgate.core.budgets.ledger import Clock
-from headgate.errors import InvalidSettingError, LedgerUnavailableError, StoreError
+from headgate.core.retention import StoreSize, reserve_of
+from headgate.errors import (
+    InvalidSettingError,
+    LedgerUnavailableError,
+    StoreError,
+    StoreFullError,
+)
 from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
 from headgate.storage.transaction import (
     ROWS_PER_STEP,
@@ -78,10 +84,13 @@ class SqliteTransaction:
 
     dialect = Dialect.SQLITE
 
-    def __init__(self, connection: apsw.Connection, path: Path) -> None:
+    def __init__(
+        self, connection: apsw.Connection, path: Path, reserve: DiskReserve | None = None
+    ) -> None:
         self._cursor = connection.cursor()
         self._connection = connection
         self._path = path
+        self._reserve = reserve
 
     def run(self, sql: str | Lookup, parameters: Parameters = ()) -> None:
         """Run a statement that returns nothing of interest."""
@@ -129,6 +138,30 @@ class SqliteTransaction:
             if rows:
                 self.insert(insert, rows)
 
+    def measure(self, *, is_limited: bool) -> StoreSize:  # noqa: ARG002
+        """Return how large the file is without its free pages, and what is free on its disk."""
+        page_bytes, pages, free_pages = (
+            self.read(f"PRAGMA {name}")[0][0]
+            for name in ("page_size", "page_count", "freelist_count")
+        )
+        used_bytes, reusable_bytes = (pages - free_pages) * page_bytes, free_pages * page_bytes
+        try:
+            disk = os.statvfs(self._path.parent)
+            file_bytes = self._path.stat().st_size
+        except OSError:
+            # Only in memory, or gone; the next transaction says so.
+            return StoreSize(used_bytes=used_bytes)
+        free_bytes, total_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        if self._reserve is not None:
+            self._reserve.hold(free_bytes, total_bytes)
+        # What is in the log has yet to find its place in the file.
+        unwritten_bytes = max(0, pages * page_bytes - file_bytes)
+        return StoreSize(
+            used_bytes=used_bytes,
+            free_bytes=max(0, free_bytes + reusable_bytes - unwritten_bytes),
+            reserve_bytes=reserve_of(total_bytes),
+        )
+
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """Undo what is done within the block, and only that, if it raises."""
@@ -144,19 +177,73 @@ class SqliteTransaction:
         self.read("RELEASE inner_step")
 
 
+RESERVE_FILE_BYTES = 8 * 2**20
+RESERVE_FILE_PART = 16
+"""How large the reserve of a store is; on a small disk, at most this part of it."""
+
+SPARE_BYTES = 2**20
+"""Below this a disk counts as full when the store is opened."""
+
+MAX_LOG_BYTES = 16 * 2**20
+"""To what size the log is cut after a large transaction."""
+
+
+class DiskReserve:
+    """A file beside the store that only takes space, until the disk is full and it is given up.
+
+    Deleting from a database needs room for its log. So what it takes is kept back for that, and
+    is taken again when the disk has room.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(f"{path.name}-reserve")
+        self._is_held = False
+
+    def hold(self, free_bytes: int, total_bytes: int) -> None:
+        """Take the space, if there is enough of it."""
+        if self._is_held:
+            return
+        size = min(RESERVE_FILE_BYTES, total_bytes // RESERVE_FILE_PART)
+        if free_bytes < size + reserve_of(total_bytes):
+            return
+        flags = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        with suppress(OSError):
+            file = os.open(self._path, flags, 0o600)
+            try:
+                # Written, and not a hole, whatever the file system is.
+                os.posix_fallocate(file, 0, size)
+                self._is_held = True
+            finally:
+                os.close(file)
+
+    def give_up(self) -> bool:
+        """Free the space; False if there was none."""
+        self._is_held = False
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+
 class SqliteDatabase:
     """The transactions of one file."""
 
     _begin_sql = "BEGIN IMMEDIATE"
 
     def __init__(
-        self, path: str | Path, *, busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS
+        self,
+        path: str | Path,
+        *,
+        busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
+        has_reserve: bool = False,
     ) -> None:
         if str(Path(path)) == ":memory:":
             problem = "is not a file, and the ledger would be gone at every new connection"
             raise InvalidSettingError("path", f"{problem}; use memory: for a ledger without a file")
         self._path = Path(path).absolute()
         self._busy_timeout_ms = int(busy_timeout_seconds * 1_000)
+        self._reserve = DiskReserve(self._path) if has_reserve else None
         self._connection: apsw.Connection | None = None
         self._transaction: SqliteTransaction | None = None
         self._opened: FileIdentity | None = None
@@ -169,7 +256,7 @@ class SqliteDatabase:
             self.close()
         if self._transaction is None or self._connection is None:
             self._connection = self._connect()
-            self._transaction = SqliteTransaction(self._connection, self._path)
+            self._transaction = SqliteTransaction(self._connection, self._path, self._reserve)
         self.begun += 1
         self._transaction.read(self._begin_sql)
         return self._transaction
@@ -197,6 +284,14 @@ class SqliteDatabase:
             with suppress(apsw.Error):
                 self._spare_new_files(connection)
                 connection.close()
+
+    def make_room(self) -> bool:
+        """Give the reserve up, so that tasks can be ended and deleted on a full disk."""
+        if self._connection is not None:
+            # What is in the log may have a place in the file already.
+            with suppress(apsw.Error):
+                self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        return self._reserve is not None and self._reserve.give_up()
 
     def _connect(self) -> apsw.Connection:
         if self._opened is None:
@@ -259,6 +354,7 @@ class SqliteDatabase:
         connection.pragma("synchronous", "full")
         connection.pragma("cache_size", -CACHE_KIBIBYTES)
         connection.wal_autocheckpoint(CHECKPOINT_PAGES)
+        connection.pragma("journal_size_limit", MAX_LOG_BYTES)
 
 
 class SqliteReader(SqliteDatabase):
@@ -296,11 +392,23 @@ def translated(error: apsw.Error, path: Path) -> StoreError:
     """Turn an error of the driver into one of ours."""
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         return LedgerUnavailableError(f"{path} is locked by another process; nothing was granted")
-    if isinstance(error, apsw.FullError):
-        return LedgerUnavailableError(f"{path}: the disk is full; free some space")
+    if isinstance(error, apsw.FullError) or (isinstance(error, _NEEDS_SPACE) and _is_full(path)):
+        return StoreFullError(f"{path}: the disk is full; free some space")
     if isinstance(error, _UNAVAILABLE):
         return LedgerUnavailableError(f"{path} cannot be used: {first_line(error)}")
     return StoreError(f"{path}: {first_line(error)}")
+
+
+_NEEDS_SPACE = (apsw.IOError, apsw.CantOpenError)
+"""What SQLite says where it cannot make one of the files that it needs beside the database."""
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < SPARE_BYTES
 
 
 # What a process needs that writes to a task store in an SQLite file.
@@ -308,7 +416,7 @@ def translated(error: apsw.Error, path: Path) -> StoreError:
 
 def sqlite_writer_setup(path: Path, busy_timeout_seconds: float, keeps_ledger: bool) -> WriterSetup:  # noqa: FBT001
     """Make what a process needs to write to a file."""
-    database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds)
+    database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds, has_reserve=True)
     tables = TaskTables(keeps_ledger=keeps_ledger, cache=RowCache(database))
     be_here(tables)
     return WriterSetup(database, StepWire(tables.apply))
@@ -335,7 +443,7 @@ class SqliteTaskStore(SqlTaskStore):
         busy_timeout_seconds: float = STORE_BUSY_TIMEOUT_SECONDS,
         starter: ChildStarter | None = None,
     ) -> None:
-        database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds)
+        database = SqliteDatabase(path, busy_timeout_seconds=busy_timeout_seconds, has_reserve=True)
         writer: Writer
         if starter is not None:
             tables = TaskTables(keeps_ledger=keeps_ledger)

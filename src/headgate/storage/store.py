@@ -195,6 +195,11 @@ class TurnedAway(StoreAnswer, frozen=True, kw_only=True, tag="turned away"):
     record: TaskRecord
     rejected: Rejected
 
+    @property
+    def kept_id(self) -> str | None:
+        """The id under which the refusal is stored; None if it is not."""
+        return self.record.task.id if self.record.is_terminal else None
+
 
 class UnknownParent(StoreAnswer, frozen=True, kw_only=True, tag="unknown parent"):
     """The task depends on one that the store does not have; nothing is stored."""
@@ -370,6 +375,7 @@ class Collected(msgspec.Struct, frozen=True, kw_only=True):
 class LaneCount(msgspec.Struct, frozen=True, kw_only=True):
     """What one agent has in one project, and what has happened there; "" is the open lane.
 
+    Of what is queued, `scheduled` was submitted for later and has not started.
     What happened is counted where the task was then: in its lane while it waits, with the agent
     that took it afterwards. A lane without any work for long is forgotten with its counts.
     """
@@ -378,6 +384,7 @@ class LaneCount(msgspec.Struct, frozen=True, kw_only=True):
     agent_id: str
     queued: int = 0
     inflight: int = 0
+    scheduled: int = 0
     submitted: int = 0
     completed: int = 0
     failed: int = 0
@@ -429,6 +436,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     rejected_by_global: int = 0
     rejected_by_project: int = 0
     rejected_by_agent: int = 0
+    rejected_by_scheduled: int = 0
+    rejected_by_project_scheduled: int = 0
+    rejected_by_project_store: int = 0
     expired: int = 0
     started: int = 0
     wait_ms: int = 0

@@ -1,8 +1,9 @@
 """Submitting: a task is stored if there is room for it and its parents are known.
 
-A task that is turned away is stored too, as rejected, where its refusal is to be kept; one whose
-parent has failed already is stored as failed. A known id, or a known key of a whole request, gets
-the answer that it got the first time.
+A task that is turned away is stored too, as rejected and without what it was to do, where its
+refusal is to be kept. Beyond a number in a second refusals of a project are only counted, and where
+the disk has no room nothing is written at all. A task whose parent has failed already is stored as
+failed. A known id, or a known key of a whole request, gets the answer that it got the first time.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.admission import Rejected, admit
+from headgate.core.admission import (
+    Admitted,
+    QueueLimit,
+    Rejected,
+    admit,
+    admit_scheduled,
+    refuse_by_size,
+)
 from headgate.core.idempotency import (
     KEPT_SECONDS,
     MAX_KEPT_BYTES,
@@ -28,7 +36,7 @@ from headgate.core.idempotency import (
     is_kept,
     to_try_again,
 )
-from headgate.core.task import OnParentFailure, Progress, TaskStatus
+from headgate.core.task import OnParentFailure, Progress, Submission, TaskStatus
 from headgate.storage.finish import enter_queue, parent_error
 from headgate.storage.migrations import Migration
 from headgate.storage.store import (
@@ -42,18 +50,30 @@ from headgate.storage.store import (
 from headgate.storage.transaction import Insert, Lookup, Row, Transaction, about
 from headgate.storage.unit_of_work import (
     ENDED,
+    ENDED_BYTES,
+    QUEUED,
     REJECTED_BY,
+    SCHEDULED,
     SUBMITTED,
     Spec,
     TaskRow,
     UnitOfWork,
+    size_of,
+    submission_text,
 )
 
 SubmitAnswer = Queued | TurnedAway | UnknownParent
 
+ROW_BYTES = 2_048
+"""What a task takes beside its submission until it ends, about: its rows and the indexes."""
+
+MAX_REFUSAL_BYTES = 2_000
+"""What is kept of a submission that was refused."""
+
 
 def prepare_submits(work: UnitOfWork, requests: Sequence[NewTask]) -> None:
     """Read what these submissions need, beside their rows."""
+    work.disk.look(work.transaction, work.now, requests[-1].limits.max_store_bytes)
     agents = {new.task.agent_id for new in requests}
     work.load_counts(
         project_ids={new.task.project_id for new in requests},
@@ -84,24 +104,60 @@ def _store(work: UnitOfWork, new: NewTask, parents: list[TaskRow]) -> SubmitAnsw
     fatal = _failed_parent(new, parents)
     if fatal is not None:
         return _store_failed(work, new, fatal)
-    project_id, agent_id = new.task.project_id, new.task.agent_id
-    answer = admit(
-        new.limits,
-        queued=work.queued(),
-        queued_for_project=work.queued_of(project_id),
-        queued_for_agent=0 if agent_id is None else work.queued_for(agent_id),
-        project_id=project_id,
-        agent_id=agent_id,
-    )
+    text = submission_text(new.submission)
+    answer = _refused_by_size(work, new, text) or _admit(work, new)
     if isinstance(answer, Rejected):
         return _store_rejected(work, new, answer)
-    row = _row(work, new, position=answer.position)
+    row = _row(work, new, text, position=answer.position)
     if parents:
         _depend(work, row, parents)
     work.counters.happen(SUBMITTED, row.agent_id, row.project_id)
     enter_queue(work, row)
     work.notify_dispatcher((row,), by=new.node_id)
     return Queued(record=row.record(new.submission), position=answer.position, warning=new.warning)
+
+
+def _admit(work: UnitOfWork, new: NewTask) -> Admitted | Rejected:
+    project_id, agent_id = new.task.project_id, new.task.agent_id
+    queued, scheduled = work.count(QUEUED), work.count(SCHEDULED)
+    project = work.project(project_id)
+    if new.task.not_before is not None:
+        return admit_scheduled(
+            new.limits,
+            queued=queued,
+            scheduled=scheduled,
+            scheduled_for_project=project.scheduled,
+            project_id=project_id,
+            agent_id=agent_id,
+        )
+    return admit(
+        new.limits,
+        queued=queued - scheduled,
+        queued_for_project=project.queued - project.scheduled,
+        queued_for_agent=0 if agent_id is None else work.queued_in(agent_id, project_id),
+        project_id=project_id,
+        agent_id=agent_id,
+    )
+
+
+def _refused_by_size(work: UnitOfWork, new: NewTask, text: str) -> Rejected | None:
+    size = work.disk.size
+    if size.room_bytes is None:
+        return None
+    project_id = new.task.project_id
+    added = size_of(text) + ROW_BYTES
+    refused = refuse_by_size(
+        new.limits,
+        size,
+        adds_bytes=added,
+        ended_bytes=work.count(ENDED_BYTES),
+        live_bytes_of_project=work.project(project_id).live_bytes,
+        project_id=project_id,
+        agent_id=new.task.agent_id,
+    )
+    if refused is None:
+        work.disk.take(added)
+    return refused
 
 
 def _again(row: TaskRow, new: NewTask) -> SubmitAnswer:
@@ -129,7 +185,7 @@ def _depend(work: UnitOfWork, row: TaskRow, parents: list[TaskRow]) -> None:
 
 
 def _store_failed(work: UnitOfWork, new: NewTask, parent: TaskRow) -> Queued:
-    row = _row(work, new, position=0)
+    row = _row(work, new, submission_text(new.submission), position=0)
     _end_at_once(work, row, TaskStatus.FAILED, parent_error(parent))
     work.counters.happen(SUBMITTED, row.agent_id, row.project_id)
     work.notify_dispatcher((row,), by=new.node_id)
@@ -137,34 +193,57 @@ def _store_failed(work: UnitOfWork, new: NewTask, parent: TaskRow) -> Queued:
 
 
 def _store_rejected(work: UnitOfWork, new: NewTask, rejected: Rejected) -> TurnedAway:
-    if not new.keeps_refusal:
-        row = TaskRow(Spec(new.task, new.terms, 0, rejected))
-        return TurnedAway(record=row.record(new.submission), rejected=rejected)
-    row = _row(work, new, position=0, rejected=rejected)
-    _end_at_once(work, row, TaskStatus.REJECTED, rejected.message)
+    if not new.keeps_refusal or rejected.limit is QueueLimit.STORE:
+        return _untold(new, rejected)
     work.counters.count(REJECTED_BY[rejected.limit])
+    if not work.disk.may_keep_refusal(new.task.project_id, work.now):
+        work.counters.happen(
+            ENDED[TaskStatus.REJECTED], new.task.agent_id, new.task.project_id, is_kept=False
+        )
+        return _untold(new, rejected)
+    small = msgspec.structs.replace(
+        new,
+        submission=_label_of(new.submission),
+        terms=msgspec.structs.replace(new.terms, depends_on=()),
+    )
+    row = _row(work, small, submission_text(small.submission), position=0, rejected=rejected)
+    _end_at_once(work, row, TaskStatus.REJECTED, rejected.message)
     # It has nothing to decide there, but tells those who listen.
     work.notify_dispatcher((row,), by=new.node_id)
     return TurnedAway(record=row.record(new.submission), rejected=rejected)
 
 
+def _untold(new: NewTask, rejected: Rejected) -> TurnedAway:
+    """Answer a refusal that is not kept: its record has not ended, and nobody finds it."""
+    row = TaskRow(Spec(new.task, new.terms, 0, rejected))
+    return TurnedAway(record=row.record(new.submission), rejected=rejected)
+
+
+def _label_of(submission: Submission) -> Submission:
+    """Return what is kept of a submission that was refused: what it is called, if that is short."""
+    named = Submission(
+        action=submission.action, labels=submission.labels, retry_of=submission.retry_of
+    )
+    return named if len(submission_text(named)) <= MAX_REFUSAL_BYTES else Submission()
+
+
 def _end_at_once(work: UnitOfWork, row: TaskRow, status: TaskStatus, error: str) -> None:
     row.status, row.error = status, error
     row.progress = Progress(completed_at=work.now)
-    work.counters.happen(ENDED[status], row.agent_id, row.project_id)
+    work.end(row)
     if row.spec.terms.callback_url is not None:
         work.file_delivery(row, row.spec.terms.callback_url)
 
 
 def _row(
-    work: UnitOfWork, new: NewTask, *, position: int, rejected: Rejected | None = None
+    work: UnitOfWork, new: NewTask, text: str, *, position: int, rejected: Rejected | None = None
 ) -> TaskRow:
     task, tick = new.task, work.tick()
     # Only the store knows how many attempts have ended; and a new task has always to wait.
     if task.enqueued_tick != tick or task.status is not TaskStatus.QUEUED:
         task = msgspec.structs.replace(task, enqueued_tick=tick, status=TaskStatus.QUEUED)
-    row = TaskRow(Spec(task, new.terms, position, rejected))
-    work.add(row, new.submission)
+    row = TaskRow(Spec(task, new.terms, position, rejected, size_of(text)))
+    work.add(row, new.submission, text)
     return row
 
 
@@ -176,8 +255,8 @@ def _row(
 
 PART = "submit_keys"
 PURGED_AT_ONCE = 1_000
-ROW_BYTES = 100
-"""What a row takes beside its texts, about."""
+KEY_BYTES = 100
+"""What a key takes beside its texts, about."""
 
 _TABLE = """
 CREATE TABLE submit_keys (
@@ -315,7 +394,7 @@ class Keys:
         """Keep an answer in place of the one before, beginning with the steps after this one."""
         text = _ENCODER.encode(entries).decode()
         texts = (key.owner, key.name, key.digest, text)
-        size = ROW_BYTES + sum(len(one) for one in texts)
+        size = KEY_BYTES + sum(len(one) for one in texts)
         place = (key.owner, key.name)
         before = self._kept.get(place)
         self._kept[place] = _Kept(key.digest, entries, size)
@@ -413,5 +492,5 @@ def entry_of(outcome: SubmitAnswer | InvalidEntry) -> SubmitEntry:
             warning=outcome.warning,
         )
     if isinstance(outcome, TurnedAway):
-        return RejectedEntry(task_id=outcome.record.task.id, rejected=outcome.rejected)
+        return RejectedEntry(task_id=outcome.kept_id, rejected=outcome.rejected)
     return OrphanEntry(parent_id=outcome.parent_id)

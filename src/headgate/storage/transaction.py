@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from headgate.core.retention import StoreSize
 from headgate.errors import LedgerUnavailableError
 
 Value = str | int | float | None
@@ -156,6 +157,12 @@ class Transaction(Protocol):
     def savepoint(self) -> AbstractContextManager[None]:
         """Undo what is done within the block, and only that, if it raises."""
 
+    def measure(self, *, is_limited: bool) -> StoreSize:
+        """Return how large the database is, and what is free for it; `is_limited` if that matters.
+
+        Where the database is not limited, one that is dear to measure may leave its size out.
+        """
+
 
 class Database(Protocol):
     """Opens transactions, one at a time, from one thread; it connects when it must."""
@@ -171,6 +178,9 @@ class Database(Protocol):
 
     def close(self) -> None:
         """Let go of the connection; the next `begin` makes a new one."""
+
+    def make_room(self) -> bool:
+        """Free what was kept back for a full disk; False if there is nothing to free."""
 
 
 def first_line(error: Exception) -> str:

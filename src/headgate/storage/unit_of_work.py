@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
+from math import inf
 from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
-from headgate.core.retention import EVICTION_RANKS
+from headgate.core.retention import EVICTION_RANKS, StoreSize
 from headgate.core.task import (
     NO_PROGRESS,
     Progress,
@@ -58,12 +59,16 @@ _STATUSES = {status.value: status for status in TaskStatus}
 
 
 class Spec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a task was submitted with, and the answer it got: one JSON text, never written again."""
+    """What a task was submitted with, and the answer it got: one JSON text, never written again.
+
+    `input_bytes` is the size of the submission, which lies beside it.
+    """
 
     task: Task
     terms: Terms
     position: int
     rejected: Rejected | None = None
+    input_bytes: int = 0
 
 
 _encoder = msgspec.json.Encoder()
@@ -134,6 +139,24 @@ class TaskRow:
     def is_terminal(self) -> bool:
         """Whether nothing can happen to the task any more."""
         return self.status is not TaskStatus.QUEUED and not self.is_in_flight
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether a waiting task was submitted for later and has had no attempt: it counts apart.
+
+        That is so after its time as well, until it starts.
+        """
+        return self.spec.task.not_before is not None and not self.progress.attempt
+
+    @property
+    def submitted_bytes(self) -> int:
+        """What the task takes from its submit on."""
+        return size_of(self.written_spec()) + self.spec.input_bytes
+
+    @property
+    def result_bytes(self) -> int:
+        """What an ended task takes beside that."""
+        return size_of(self.result or "") + size_of(self.error or "")
 
     @property
     def evictable_since(self) -> float | None:
@@ -223,6 +246,11 @@ def to_submission(text: str) -> Submission:
     return _submissions.decode(text)
 
 
+def size_of(text: str) -> int:
+    """Return how many bytes a text takes."""
+    return len(text) if text.isascii() else len(text.encode())
+
+
 def states_of(statuses: tuple[TaskStatus, ...]) -> list[str]:
     """Write states as the column has them."""
     return [status.value for status in statuses]
@@ -233,8 +261,12 @@ def _text(value: object) -> str:
 
 
 QUEUED = "queued"
-QUEUED_OF = "queued:"
-"""Before the name of a project: how many of its tasks wait."""
+SCHEDULED = "scheduled"
+"""How many of the tasks that wait were submitted for later."""
+
+LIVE_BYTES = "live_bytes"
+ENDED_BYTES = "ended_bytes"
+"""What tasks take that have not ended, and those that have."""
 
 TICK = "tick"
 SUBMITTED = "submitted"
@@ -276,11 +308,16 @@ COUNTERS = _counters("counters", {"name": "TEXT"}, ("amount",))
 LANES = _counters(
     "lanes",
     {"agent_id": "TEXT", "project_id": "TEXT"},
-    ("queued", "inflight", *HAPPENINGS),
+    ("queued", "inflight", "scheduled", *HAPPENINGS),
     ("served_tick",),
 )
-_PLACES = {name: place for place, name in enumerate(HAPPENINGS, start=2)}
-_NEW_LANE = (0,) * (2 + len(HAPPENINGS))
+_PLACES = {name: place for place, name in enumerate(HAPPENINGS, start=3)}
+_NEW_LANE = (0,) * (3 + len(HAPPENINGS))
+PROJECTS = _counters(
+    "project_counts",
+    {"project_id": "TEXT"},
+    ("queued", "scheduled", "live_bytes", "ended", "ended_bytes", "refused"),
+)
 USAGE = _counters(
     "project_usage",
     {"project_id": "TEXT", "hour": "BIGINT"},
@@ -305,6 +342,22 @@ USED_IN_ALL = _counters(
 RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amount",))
 
 
+class ProjectCount:
+    """How many tasks of a project wait, how many of these for later, and what its tasks take."""
+
+    __slots__ = ("ended", "ended_bytes", "live_bytes", "queued", "refused", "scheduled")
+
+    def __init__(self, *row: int) -> None:
+        sums = row or (0, 0, 0, 0, 0, 0)
+        self.queued, self.scheduled, self.live_bytes = sums[:3]
+        self.ended, self.ended_bytes, self.refused = sums[3:]
+
+    def row(self) -> tuple[int, ...]:
+        """Return the counts in the order of the table."""
+        first = (self.queued, self.scheduled, self.live_bytes)
+        return (*first, self.ended, self.ended_bytes, self.refused)
+
+
 class Counters:
     """What one transaction adds to lanes, counters, usage and rate counts, as one sum a row.
 
@@ -319,15 +372,13 @@ class Counters:
         "_rates",
         "_usage",
         "_used",
-        "queued_by_agent",
-        "queued_by_project",
+        "projects",
         "totals",
     )
 
     def __init__(self, now: float) -> None:
-        self.totals: dict[str, int] = {QUEUED: 0}
-        self.queued_by_agent: dict[str, int] = {}
-        self.queued_by_project: dict[str, int] = {}
+        self.totals: dict[str, int] = {QUEUED: 0, SCHEDULED: 0, LIVE_BYTES: 0, ENDED_BYTES: 0}
+        self.projects: dict[str, ProjectCount] = {}
         self._hour = int(now) // SECONDS_PER_HOUR * SECONDS_PER_HOUR
         self._lanes: dict[tuple[str, str], list[int]] = {}
         self._usage: dict[str, list[int]] = {}
@@ -338,21 +389,58 @@ class Counters:
         """Add to a counter."""
         self.totals[name] = self.totals.get(name, 0) + amount
 
-    def happen(self, name: str, agent_id: str | None, project_id: str, amount: int = 1) -> None:
+    def happen(
+        self,
+        name: str,
+        agent_id: str | None,
+        project_id: str,
+        amount: int = 1,
+        *,
+        is_kept: bool = True,
+    ) -> None:
         """Count something that happened to a task, for the store and for the lane."""
         self.count(name, amount)
         self._lane(agent_id or OPEN_LANE, project_id)[_PLACES[name]] += amount
-        if name in KEPT:
+        if is_kept and name in KEPT:
             self.count(KEPT[name], amount)
 
-    def queue(self, agent_id: str | None, project_id: str, amount: int) -> None:
+    def queue(
+        self, agent_id: str | None, project_id: str, amount: int, *, is_scheduled: bool = False
+    ) -> None:
         """Count tasks into or out of the lane that they wait in."""
-        agent = agent_id or OPEN_LANE
-        self._lane(agent, project_id)[0] += amount
+        lane, project = self._lane(agent_id or OPEN_LANE, project_id), self.project(project_id)
+        lane[0] += amount
+        project.queued += amount
         self.totals[QUEUED] += amount
-        self.queued_by_agent[agent] = self.queued_by_agent.get(agent, 0) + amount
-        of_project = self.queued_by_project
-        of_project[project_id] = of_project.get(project_id, 0) + amount
+        if is_scheduled:
+            lane[2] += amount
+            project.scheduled += amount
+            self.totals[SCHEDULED] += amount
+
+    def queued_in(self, agent_id: str, project_id: str) -> int:
+        """Return how many tasks came into a lane, without those that were submitted for later."""
+        lane = self._lanes.get((agent_id, project_id), _NEW_LANE)
+        return lane[0] - lane[2]
+
+    def take_up(self, project_id: str, size_bytes: int) -> None:
+        """Count what a task takes that has not ended."""
+        self.project(project_id).live_bytes += size_bytes
+        self.totals[LIVE_BYTES] += size_bytes
+
+    def keep(self, project_id: str, tasks: int, size_bytes: int, *, refused: int = 0) -> None:
+        """Count ended tasks in, or out, with what they take."""
+        project = self.project(project_id)
+        project.ended += tasks
+        project.ended_bytes += size_bytes
+        project.refused += refused
+        self.totals[ENDED_BYTES] += size_bytes
+
+    def project(self, project_id: str) -> ProjectCount:
+        """Return what is added to the counts of a project."""
+        found = self.projects.get(project_id)
+        if found is None:
+            found = self.projects[project_id] = ProjectCount()
+        return found
 
     def fly(self, agent_id: str | None, project_id: str, amount: int) -> None:
         """Count permits that are taken or freed."""
@@ -365,7 +453,7 @@ class Counters:
 
     def spend(self, project_id: str, *, tokens: int, micro_usd: int) -> None:
         """Add to what a project used in this hour."""
-        sums = self._project(project_id)
+        sums = self._usage_of(project_id)
         sums[0] += tokens
         sums[1] += micro_usd
 
@@ -403,15 +491,15 @@ class Counters:
 
     def start(self, project_id: str) -> None:
         """Count a task of a project that was started."""
-        self._project(project_id)[2] += 1
+        self._usage_of(project_id)[2] += 1
 
     def complete(self, project_id: str) -> None:
         """Count a task of a project that was done."""
-        self._project(project_id)[3] += 1
+        self._usage_of(project_id)[3] += 1
 
     def forgive(self, project_id: str, tokens: int) -> None:
         """Add to the lag that a project was forgiven in this hour."""
-        self._project(project_id)[4] += tokens
+        self._usage_of(project_id)[4] += tokens
 
     def charge(self, charges: Iterable[RateCharge]) -> None:
         """Add to the counts of rate limits."""
@@ -425,6 +513,7 @@ class Counters:
         return [
             (COUNTERS, [*self._counts()]),
             (LANES, [(*key, *sums) for key, sums in self._lanes.items()]),
+            (PROJECTS, [(project_id, *one.row()) for project_id, one in self.projects.items()]),
             (USAGE, [(project_id, hour, *sums) for project_id, sums in self._usage.items()]),
             (USED, [(hour, *key, *sums[:-2]) for key, sums in self._used.items()]),
             (USED_IN_ALL, self._used_in_all()),
@@ -444,9 +533,6 @@ class Counters:
         for name, amount in self.totals.items():
             if amount:
                 yield name, amount
-        for project_id, amount in self.queued_by_project.items():
-            if amount:
-                yield QUEUED_OF + project_id, amount
 
     def _lane(self, agent_id: str, project_id: str) -> list[int]:
         key = (agent_id, project_id)
@@ -455,11 +541,75 @@ class Counters:
             lane = self._lanes[key] = [*_NEW_LANE, NEVER_SERVED]
         return lane
 
-    def _project(self, project_id: str) -> list[int]:
+    def _usage_of(self, project_id: str) -> list[int]:
         sums = self._usage.get(project_id)
         if sums is None:
             sums = self._usage[project_id] = [0, 0, 0, 0, 0]
         return sums
+
+
+REFUSALS_PER_SECOND = 100
+"""How many refusals of one project are kept in a second; the others are only counted."""
+
+SAMPLE_SECONDS = 1.0
+MAX_TAKEN_BYTES = 2**20
+"""After so long, or so much that was added, the room that is left is measured again."""
+
+WRITTEN_TWICE = 2
+"""New rows lie in the log of the database and in its table for a while."""
+
+
+class Disk:
+    """What whoever writes knows of the room that is left, and of refusals in this second.
+
+    Each batch that adds tasks looks first. What they take counts at once, so however many share a
+    transaction, all of them together fit. While little is left, it is measured each time.
+    """
+
+    def __init__(self) -> None:
+        self._size = StoreSize(used_bytes=0)
+        self._measured_at = -inf
+        self._taken_bytes = 0
+        self._refusals: dict[str, int] = {}
+        self._second = 0
+
+    @property
+    def size(self) -> StoreSize:
+        """How large the store is, with all that was taken since it was measured."""
+        size, taken = self._size, self._taken_bytes
+        if not taken:
+            return size
+        free = size.free_bytes
+        return msgspec.structs.replace(
+            size,
+            used_bytes=size.used_bytes + taken,
+            free_bytes=None if free is None else max(0, free - WRITTEN_TWICE * taken),
+        )
+
+    def look(self, transaction: Transaction, now: float, max_bytes: int | None) -> None:
+        """Measure how large the store is, unless that was done just now."""
+        is_new = 0 <= now - self._measured_at < SAMPLE_SECONDS and max_bytes == self._size.max_bytes
+        if not is_new or self._taken_bytes > MAX_TAKEN_BYTES or self._size.excess_bytes:
+            self.measure(transaction, now, max_bytes)
+
+    def measure(self, transaction: Transaction, now: float, max_bytes: int | None) -> StoreSize:
+        """Measure how large the store is."""
+        measured = transaction.measure(is_limited=max_bytes is not None)
+        self._size = msgspec.structs.replace(measured, max_bytes=max_bytes)
+        self._measured_at, self._taken_bytes = now, 0
+        return self._size
+
+    def take(self, size_bytes: int) -> None:
+        """Count what a new task takes."""
+        self._taken_bytes += size_bytes
+
+    def may_keep_refusal(self, project_id: str, now: float) -> bool:
+        """Count a refusal, and tell whether it may be kept."""
+        second = int(now)
+        if second != self._second:
+            self._second, self._refusals = second, {}
+        count = self._refusals[project_id] = self._refusals.get(project_id, 0) + 1
+        return count <= REFUSALS_PER_SECOND
 
 
 MAX_ROWS = 20_000
@@ -568,7 +718,12 @@ _TAKE_FROM_WORKER = "DELETE FROM worker_tasks WHERE node_id = ? AND task_id = ?"
 _TASKS = about(f"SELECT {', '.join(TASK_COLUMNS)} FROM tasks", "id")  # noqa: S608
 _INPUTS = about("SELECT id, submission FROM task_inputs", "id")
 _CHILDREN = about("SELECT parent_id, task_id FROM task_parents", "parent_id")
-_LANES = about("SELECT agent_id, queued FROM lanes", "agent_id")
+_LANES = about("SELECT agent_id, project_id, queued - scheduled FROM lanes", "agent_id")
+_PROJECT_COUNTS = about(
+    "SELECT project_id, queued, scheduled, live_bytes, ended, ended_bytes, refused"
+    " FROM project_counts",
+    "project_id",
+)
 _COUNTERS = about("SELECT name, amount FROM counters", "name")
 
 
@@ -584,9 +739,11 @@ class UnitOfWork:
         now: float,
         *,
         keeps_ledger: bool,
+        disk: Disk,
         cache: RowCache | None = None,
     ) -> None:
         self.transaction = transaction
+        self.disk = disk
         self._cache = cache
         self.now = now
         self.keeps_ledger = keeps_ledger
@@ -604,10 +761,10 @@ class UnitOfWork:
         self._called: set[str] = set()
         self._given: list[Row] = []
         self._taken: list[Row] = []
-        self._queued_before = 0
-        self._tick_before = 0
-        self._queued_by_agent: dict[str, int] = {}
-        self._queued_by_project: dict[str, int] = {}
+        self._before: dict[str, int] = {}
+        self._queued_in_lane: dict[tuple[str, str], int] = {}
+        self._projects: dict[str, ProjectCount] = {}
+        self._ended: list[TaskRow] = []
         self._dispatcher: str | None = None
         self._samples: list[tuple[Kind, Sample]] = []
 
@@ -643,17 +800,13 @@ class UnitOfWork:
 
     def load_counts(self, *, project_ids: Iterable[str], agent_ids: Iterable[str]) -> None:
         """Read how many tasks wait, in all, of these projects and for these agents."""
-        projects = {QUEUED_OF + project_id: project_id for project_id in project_ids}
         of_agents = (_LANES, list(set(agent_ids)))
-        names = (_COUNTERS, [QUEUED, TICK, *projects])
-        counters, lanes = self.transaction.read_all([names, of_agents])
-        counts: dict[str, int] = dict(counters)
-        self._queued_before = counts.get(QUEUED, 0)
-        self._tick_before = counts.get(TICK, 0)
-        for name, project_id in projects.items():
-            self._queued_by_project[project_id] = counts.get(name, 0)
-        for agent_id, queued in lanes:
-            self._queued_by_agent[agent_id] = self._queued_by_agent.get(agent_id, 0) + queued
+        of_projects = (_PROJECT_COUNTS, list(set(project_ids)))
+        names = (_COUNTERS, [QUEUED, SCHEDULED, TICK, ENDED_BYTES])
+        counters, lanes, projects = self.transaction.read_all([names, of_agents, of_projects])
+        self._before = dict(counters)
+        self._projects = {row[0]: ProjectCount(*row[1:]) for row in projects}
+        self._queued_in_lane = {(agent, project): queued for agent, project, queued in lanes}
 
     def load_ledger(
         self,
@@ -695,23 +848,26 @@ class UnitOfWork:
         """Return what a task was given to do, if it was loaded."""
         return self._submissions.get(task_id, NOT_SHOWN)
 
-    def queued(self) -> int:
-        """Return how many tasks wait now."""
-        return self._queued_before + self.counters.totals[QUEUED]
+    def count(self, name: str) -> int:
+        """Return a counter of the store as it is now."""
+        return self._before.get(name, 0) + self.counters.totals.get(name, 0)
 
-    def queued_of(self, project_id: str) -> int:
-        """Return how many tasks of a project wait now."""
-        added = self.counters.queued_by_project.get(project_id, 0)
-        return self._queued_by_project.get(project_id, 0) + added
+    def project(self, project_id: str) -> ProjectCount:
+        """Return what a project has now."""
+        before, added = self._projects.get(project_id), self.counters.project(project_id)
+        if before is None:
+            return added
+        pairs = zip(before.row(), added.row(), strict=True)
+        return ProjectCount(*(one + other for one, other in pairs))
 
-    def queued_for(self, agent_id: str) -> int:
-        """Return how many tasks of an agent wait now."""
-        added = self.counters.queued_by_agent.get(agent_id, 0)
-        return self._queued_by_agent.get(agent_id, 0) + added
+    def queued_in(self, agent_id: str, project_id: str) -> int:
+        """Return how many tasks wait now in a lane, without those that were submitted for later."""
+        before = self._queued_in_lane.get((agent_id, project_id), 0)
+        return before + self.counters.queued_in(agent_id, project_id)
 
     def tick(self) -> int:
         """Return how many attempts have ended."""
-        return self._tick_before + self.counters.totals.get(TICK, 0)
+        return self.count(TICK)
 
     def children(self, parents: Sequence[TaskRow]) -> list[tuple[TaskRow, TaskRow]]:
         """Return pairs of a task and one that depends on it, and have their other parents ready."""
@@ -725,19 +881,24 @@ class UnitOfWork:
         self.load(name for _, child in both for name in child.spec.terms.depends_on)
         return both
 
-    def add(self, row: TaskRow, submission: Submission) -> None:
-        """Store a new task."""
+    def add(self, row: TaskRow, submission: Submission, text: str) -> None:
+        """Store a new task; `text` is its submission as it is written."""
         self._rows[row.id] = row
         self._changed[row.id] = row
         self._submissions[row.id] = submission
-        text = submission_text(submission)
         self._inputs.append((row.id, text))
+        self.counters.take_up(row.project_id, row.submitted_bytes)
         if len(text) <= SHORT_SUBMISSION:
             row.submission = submission
 
     def change(self, row: TaskRow) -> None:
         """Have a row written that is not as it was."""
         self._changed[row.id] = row
+
+    def end(self, row: TaskRow) -> None:
+        """Count a task as one that has ended, with all that it takes when this is written."""
+        self.counters.happen(ENDED[row.status], row.agent_id, row.project_id)
+        self._ended.append(row)
 
     def depend(self, row: TaskRow, parent_ids: Iterable[str]) -> None:
         """Store which tasks a new one depends on."""
@@ -831,6 +992,12 @@ class UnitOfWork:
     def write(self) -> None:
         """Write everything that the steps have changed."""
         transaction = self.transaction
+        for ended in self._ended:
+            size_bytes = ended.submitted_bytes
+            self.counters.take_up(ended.project_id, -size_bytes)
+            is_refused = ended.status is TaskStatus.REJECTED
+            kept_bytes = size_bytes + ended.result_bytes
+            self.counters.keep(ended.project_id, 1, kept_bytes, refused=int(is_refused))
         inserts = [
             (TASK_ROWS, [from_task_row(row) for row in self._changed.values()]),
             (INPUTS, self._inputs),

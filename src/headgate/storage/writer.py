@@ -50,6 +50,7 @@ from headgate.errors import (
     LedgerUnavailableError,
     StaleEpochError,
     StoreError,
+    StoreFullError,
     StoreUnavailableError,
 )
 from headgate.storage.store import (
@@ -119,6 +120,13 @@ def perform(database: Database, jobs: Sequence[Job], *, tries: int = TRIES) -> N
     except LostTransactionError as error:
         database.close()
         if tries > 1:
+            perform(database, jobs, tries=tries - 1)
+        else:
+            _fail(jobs, error)
+    except StoreFullError as error:
+        database.rollback()
+        # What was kept back for this is enough to end tasks and to delete some.
+        if tries > 1 and database.make_room():
             perform(database, jobs, tries=tries - 1)
         else:
             _fail(jobs, error)
@@ -573,6 +581,10 @@ class FaultyDatabase:
     def close(self) -> None:
         """Let go of the connection."""
         self._database.close()
+
+    def make_room(self) -> bool:
+        """Free what was kept back for a full disk."""
+        return self._database.make_room()
 
 
 def _deliver(jobs: Sequence[Awaited]) -> None:

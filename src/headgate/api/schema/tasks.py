@@ -108,10 +108,12 @@ class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_queue_size: int | None = 1000
     queue_share: float = 8
     max_per_agent: int | None = 100
+    max_scheduled: int | None = 10_000
     max_inflight: int | None = 20
     max_per_agent_inflight: int | None = 10
     task_retention_seconds: float = TASK_RETENTION_SECONDS
     max_ended_tasks: int = MAX_ENDED_TASKS
+    max_store_bytes: int | None = None
     worker_count: int = 20
 
     def __post_init__(self) -> None:
@@ -163,18 +165,39 @@ class RecentBody(msgspec.Struct, kw_only=True, rename="camel"):
     average_wait_seconds: float | None = None
 
 
+class StoreBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """What the store takes, and what is free for it, as far as that is known or bounded.
+
+    New work may take `room_bytes`; the rest of what is free is for ending and deleting tasks.
+    `problem` says why there is no room.
+    """
+
+    used_bytes: int
+    free_bytes: int | None = None
+    room_bytes: int | None = None
+    max_bytes: int | None = None
+    problem: str | None = None
+
+
 class StatsBody(msgspec.Struct, kw_only=True):
-    """The answer of `/scheduler/stats`; only the node that dispatches knows `recent`."""
+    """The answer of `/scheduler/stats`; only the node that dispatches knows `recent`.
+
+    How large the `store` is, is shown to tokens that are bound to nothing.
+    """
 
     queue: QueueBody
     metrics: MetricsBody
     config: LimitsBody
     paused: bool = False
     recent: RecentBody | None = None
+    store: StoreBody | None = None
 
 
 class ReadyBody(msgspec.Struct, kw_only=True):
-    """The answer of a node that is well; its parts are `ok`, each by itself."""
+    """The answer of a node that is well: its parts are `ok`, each by itself.
+
+    One whose `status` is `degraded` works, but takes no new tasks; `store` says why.
+    """
 
     status: str
     role: str | msgspec.UnsetType = msgspec.UNSET
