@@ -117,6 +117,15 @@ def test_a_store_without_room_answers_507_and_says_what_to_do(
     assert told in answer.problem["error"]
 
 
+def test_a_node_without_room_is_degraded_and_still_ready() -> None:
+    client = Client()
+    parts = {"store": "the disk is full", "ledger": "ok", "dispatcher": "ok"}
+    client.engine.state = health(shortage="the disk is full", parts=parts)
+    answer = client.get("/readyz")
+    assert answer.status == 200
+    assert (answer.json["status"], answer.json["store"]) == ("degraded", "the disk is full")
+
+
 def test_a_project_beyond_its_share_of_the_queue_is_told_its_bound_and_what_to_do() -> None:
     client = Client(FakeEngine(limits=QueueLimits(max_queue=4, max_per_agent=9, queue_share=1)))
     batch = client.post("/tasks/batch", {"agentId": "a", "tasks": [{"action": "x"}] * 3}).json
@@ -540,15 +549,6 @@ ASKING = [
 
 
 @pytest.mark.parametrize(("method", "url", "body"), ASKING)
-def test_a_node_without_room_is_degraded_and_still_ready() -> None:
-    client = Client()
-    parts = {"store": "the disk is full", "ledger": "ok", "dispatcher": "ok"}
-    client.engine.state = health(shortage="the disk is full", parts=parts)
-    answer = client.get("/readyz")
-    assert answer.status == 200
-    assert (answer.json["status"], answer.json["store"]) == ("degraded", "the disk is full")
-
-
 def test_a_store_that_cannot_be_asked_is_503_and_only_the_log_has_the_reason(
     client: Client, caplog: pytest.LogCaptureFixture, method: str, url: str, body: bytes
 ) -> None:

@@ -52,7 +52,13 @@ _HEADERS = {
     "WWW-Authenticate": "`Bearer`: a token is asked for",
     "Idempotency-Replayed": "`true` if this is the answer to an earlier request with the same key",
 }
-_REFUSAL_HEADERS = {401: "WWW-Authenticate", 405: "Allow", 429: "Retry-After", 503: "Retry-After"}
+_REFUSAL_HEADERS = {
+    401: "WWW-Authenticate",
+    405: "Allow",
+    429: "Retry-After",
+    503: "Retry-After",
+    507: "Retry-After",
+}
 _QUERY_SCHEMAS: dict[str, dict[str, object]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
     "order": {"type": "string", "enum": ["newest", "oldest"]},

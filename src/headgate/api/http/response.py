@@ -16,6 +16,7 @@ _ENCODER = msgspec.json.Encoder()
 _UNAUTHORIZED = 401
 _TOO_MANY = 429
 _UNAVAILABLE = 503
+_NO_STORAGE = 507
 _JSON = b"application/json"
 PROBLEM_JSON = b"application/problem+json"
 _RETRY_AFTER = (b"retry-after", str(RETRY_AFTER_SECONDS).encode())
@@ -52,7 +53,7 @@ def error_response(api_error: ApiError, request_id: bytes) -> Response:
     """Return the response for an error, under the id of its request."""
     status = api_error.kind.status
     headers: list[tuple[bytes, bytes]] = []
-    if status in (_TOO_MANY, _UNAVAILABLE):
+    if status in (_TOO_MANY, _UNAVAILABLE, _NO_STORAGE):
         headers.append(_RETRY_AFTER)
     if status == _UNAUTHORIZED:
         headers.append(_BEARER)
