@@ -220,7 +220,8 @@ class BudgetExceededError(LimitReachedError):
 
     Amounts are in micro-dollars or in tokens, as `unit` says. `resets_at` is the Unix time at which
     the window next frees room, `may_clear` whether waiting can help at all. With a `kind` there is
-    room, but nobody knows yet what work of that kind costs, and `live` of it are in flight.
+    room, but nobody knows yet what work of that kind costs, and `live` of it are in flight. One
+    that `is_overfull` has no limit, but holds as much as a ledger can count.
     """
 
     def __init__(
@@ -237,11 +238,15 @@ class BudgetExceededError(LimitReachedError):
         may_clear: bool,
         kind: str = "",
         live: int = 0,
+        is_overfull: bool = False,
     ) -> None:
         used, most = _rounded(spent + overrun, unit), _rounded(limit, unit)
         line = f"Budget exceeded: spent {used} of {most} limit"
         details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
         advice = _advice(resets_at, may_clear=may_clear)
+        if is_overfull:
+            line = f"Budget exceeded: no more than {most} can be reserved at once"
+            advice = "settle or release what is reserved, then try again"
         text = f"{line} ({details}, {_exact(requested, unit)} requested); {advice}"
         super().__init__(f"{first_of_kind(live, unit)} ({details})" if kind else text)
         self.scope = scope

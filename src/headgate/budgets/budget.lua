@@ -67,6 +67,11 @@ local function new_sheet(key)
   return { key = key, rows = {}, changed = {}, unknown = {} }
 end
 
+-- Whether a balance of the batch has, or may soon have, a column as large as one may be. What a
+-- batch adds is small beside that, so it is enough to look when balances are read.
+local NEARLY_FULL = MOST_BALANCE - MOST_HELD
+local has_full = false
+
 local function load_rows(sheet, scopes)
   local wanted = {}
   for _, scope in ipairs(scopes) do
@@ -81,6 +86,7 @@ local function load_rows(sheet, scopes)
       local flat = unpack_one(packed)
       for first = 1, #flat, ROW_WIDTH do
         row[flat[first]] = { unpack(flat, first + 1, first + CHANGED_AT) }
+        if max(unpack(flat, first + 1, first + COLUMNS)) >= NEARLY_FULL then has_full = true end
       end
     else
       sheet.unknown[wanted[at]] = true
@@ -222,7 +228,23 @@ local function watch(scope)
   used_tokens[scope] = total[4] + total[5] + total[6]
 end
 
+-- A column that has reached its most grows no more; the journal has what is added.
+local function bounded(text, ...)
+  add_unbooked()
+  local delta = { ... }
+  for _, charge in ipairs(charges_of(text)) do
+    local columns = balances.rows[charge[1]][charge[2]]
+    for at = 1, columns and COLUMNS or 0 do
+      if delta[at] > 0 and columns[at] >= MOST_BALANCE then delta[at] = 0 end
+    end
+  end
+  return unpack(delta)
+end
+
 local function book(id, text, asked, s1, r1, o1, s2, r2, o2, u1, u2)
+  if has_full then
+    s1, r1, o1, s2, r2, o2, u1, u2 = bounded(text, s1, r1, o1, s2, r2, o2, u1, u2)
+  end
   add_to(unbooked, text, s1, r1, o1, s2, r2, o2, u1, u2)
   local usd, tokens = s1 + r1 + o1, s2 + r2 + o2
   for _, charge in ipairs(charges_of(text)) do
@@ -366,6 +388,22 @@ local function asks_for_the_same(reservation, wanted, usd, tokens, at_once, flex
 end
 
 -- -1 stands for no limit in a unit.
+local NO_LIMIT = { 'none', -1, -1, false }
+
+-- The first scope without a limit that would hold more than can be counted, and its refusal.
+local function overfull(charges, usd, tokens)
+  add_unbooked()
+  for _, charge in ipairs(charges) do
+    local scope = charge[1]
+    local limit = limits[scope] or NO_LIMIT
+    local total, oldest = total_of(scope)
+    if (limit[2] < 0 and total[RESERVED_USD] + usd > MOST_BALANCE)
+      or (limit[3] < 0 and total[RESERVED_TOKENS] + tokens > MOST_BALANCE) then
+      return answer('refused', scope, limit[1], limit[2], limit[3], total, oldest, 0)
+    end
+  end
+end
+
 local function refusal(charges, usd, tokens)
   for _, charge in ipairs(charges) do
     local scope = charge[1]
@@ -449,8 +487,10 @@ local function reserve(id, usd, tokens, lease_until, at_once, text, flexible, ha
     local is_same = asks_for_the_same(known, charges, usd, tokens, at_once, flexible)
     return answer(is_same and 'known' or 'illegal', unpack(known))
   end
-  local refused, kind = nil, ''
-  if flexible then
+  local refused, kind = has_full and overfull(charges, usd, tokens) or nil, ''
+  if refused then
+    return has_more_due and AGAIN or refused
+  elseif flexible then
     local amounts
     amounts, refused = flexible_amounts(charges, usd, tokens, flexible)
     if amounts then usd, tokens, kind = unpack(amounts) end

@@ -52,7 +52,7 @@ from headgate.core.budgets.windows import (
     live_from,
     parse_window,
 )
-from headgate.core.money import MAX_RESERVATION_MICRO_USD, MicroUsd, Tokens
+from headgate.core.money import MAX_BALANCE, MAX_RESERVATION_MICRO_USD, MicroUsd, Tokens
 from headgate.errors import AdjustmentError, LedgerUnavailableError
 from headgate.storage.zones import zone
 
@@ -532,6 +532,7 @@ def _rules_in_lua() -> str:
         "GUARD_SHARE": GUARD_SHARE,
         "MOST_HELD": MAX_RESERVATION_MICRO_USD,
         "KEPT_BUCKETS": KEPT_BUCKETS,
+        "MOST_BALANCE": MAX_BALANCE,
     }
     lines = [f"local {name} = {{{_fields(table)}}}" for name, table in tables.items()]
     return "\n".join([*lines, *(f"local {name} = {number}" for name, number in numbers.items())])

@@ -5,7 +5,9 @@ rounded up, because a fraction that is rounded down a million times is money nob
 
 The ceilings keep sums exact on every backend. One of them adds in doubles, which are exact up to
 2**53, about 9.007e15: the largest limit is a ninth of that, the largest reservation a nine
-thousandth, so a full scope with a reservation on top is still counted to the micro-dollar.
+thousandth, so a full scope with a reservation on top is still counted to the micro-dollar. Where
+nothing is limited, no more is held than `MAX_BALANCE`, and what is booked stops growing there: two
+such amounts can still be added.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ MAX_RESERVATION_MICRO_USD = MicroUsd(1_000_000 * MICRO_PER_USD)
 MAX_LIMIT_MICRO_USD = MicroUsd(1_000_000_000 * MICRO_PER_USD)
 MAX_RESERVATION_TOKENS = Tokens(10**12)
 MAX_LIMIT_TOKENS = Tokens(10**15)
+MAX_BALANCE = 4 * 10**15
+"""The most of a column of a ledger, in micro-dollars and in tokens alike."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _MICRO_DOLLAR = Decimal("0.000001")

@@ -18,6 +18,7 @@ from headgate.core.budgets.scopes import parse_scope
 from headgate.core.enums import LenientEnum
 from headgate.core.gates import GateClosure
 from headgate.core.load import MOST_UNSAFE_ALPHA
+from headgate.core.money import MAX_RESERVATION_TOKENS
 from headgate.core.task import Task, TaskStatus
 from headgate.errors import InvalidScopeError, InvalidSnapshotError
 
@@ -197,12 +198,10 @@ def tokens_charged(task: Task, default_tokens: int, *, learned: int = 0) -> int:
     nothing is free, or a project of free work would take every grant. So what a task merely claims
     counts for no less than a task that says nothing, nor than what is `learned` of its kind.
     """
+    weighted = min(math.ceil(task.weight * default_tokens), MAX_RESERVATION_TOKENS)
     if task.has_claims:
-        least = math.ceil(max(1.0, task.weight) * default_tokens)
-        return max(least, learned, task.estimate_tokens or 0)
-    if task.estimate_tokens is not None:
-        return max(1, task.estimate_tokens)
-    return max(1, math.ceil(task.weight * default_tokens))
+        return max(weighted, default_tokens, learned, task.estimate_tokens or 0)
+    return max(1, weighted if task.estimate_tokens is None else task.estimate_tokens)
 
 
 def is_due(task: Task, now: float | None) -> bool:

@@ -605,7 +605,7 @@ def _load_balances(
         earliest[scope] = min(counted, earliest.get(scope, counted))
     if earliest:
         for row in transaction.read(_BALANCES_FROM, list(earliest.items())):
-            state.balances.setdefault(row[0], {})[row[1]] = to_balance(row[2:])
+            state.load_balance(row[0], row[1], to_balance(row[2:]))
 
 
 def _charged_buckets(reservations: Iterable[Reservation]) -> dict[Scope, int]:

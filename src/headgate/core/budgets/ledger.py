@@ -57,6 +57,7 @@ from headgate.core.budgets.windows import (
 )
 from headgate.core.enums import FastEnum
 from headgate.core.money import (
+    MAX_BALANCE,
     MAX_RESERVATION_MICRO_USD,
     Columns,
     MicroUsd,
@@ -159,6 +160,18 @@ class Balance(Columns, frozen=True, kw_only=True):
     def unaccepted(self, unit: Unit) -> int:
         """Return what is claimed in one unit and counts only once it is accepted."""
         return self.unaccepted_tokens if unit is Unit.TOKENS else self.unaccepted_micro_usd
+
+    @property
+    def largest(self) -> int:
+        """The largest column of what is booked."""
+        return max(
+            self.spent_micro_usd,
+            self.overrun_micro_usd,
+            self.unaccepted_micro_usd,
+            self.spent_tokens,
+            self.overrun_tokens,
+            self.unaccepted_tokens,
+        )
 
     @property
     def is_used(self) -> bool:
@@ -308,11 +321,11 @@ def amounts_to_hold(
     most: dict[Unit, int] = {}
     tightest: dict[Unit, Account] = {}
     for account in accounts:
-        if account.limit is None:
-            continue
         for unit in Unit:
-            limit = account.limit.amount(unit)
+            limit = None if account.limit is None else account.limit.amount(unit)
             if limit is None:
+                if account.balance.column(unit)[1] + request.amount(unit) > MAX_BALANCE:
+                    return _overfull(account, now, unit=unit, requested=request.amount(unit))
                 continue
             answer = _hold_in(account, unit, limit, request, flexible, now)
             if isinstance(answer, Refused):
@@ -371,14 +384,27 @@ def first_refusal(
     """Give the first account, root first, without room for these amounts; None if all have some."""
     for account in accounts:
         limit, balance = account.limit, account.balance
-        if limit is None:
-            continue
-        most_usd, most_tokens = limit.limit_micro_usd, limit.limit_tokens
-        if most_usd is not None and balance.used_micro_usd + micro_usd > most_usd:
+        most_usd = most_tokens = None
+        if limit is not None:
+            most_usd, most_tokens = limit.limit_micro_usd, limit.limit_tokens
+        if most_usd is None:
+            if balance.reserved_micro_usd + micro_usd > MAX_BALANCE:
+                return _overfull(account, now, unit=Unit.MICRO_USD, requested=micro_usd)
+        elif balance.used_micro_usd + micro_usd > most_usd:
             return _refused(account, now, unit=Unit.MICRO_USD, limit=most_usd, requested=micro_usd)
-        if most_tokens is not None and balance.used_tokens + tokens > most_tokens:
+        if most_tokens is None:
+            if balance.reserved_tokens + tokens > MAX_BALANCE:
+                return _overfull(account, now, unit=Unit.TOKENS, requested=tokens)
+        elif balance.used_tokens + tokens > most_tokens:
             return _refused(account, now, unit=Unit.TOKENS, limit=most_tokens, requested=tokens)
     return None
+
+
+def _overfull(account: Account, now: float, *, unit: Unit, requested: int) -> Refused:
+    """Return the refusal of a scope without a limit that holds as much as a ledger can count."""
+    refused = _refused(account, now, unit=unit, limit=MAX_BALANCE, requested=requested)
+    # What is held comes back, whatever was spent.
+    return msgspec.structs.replace(refused, resets_at=None, may_clear=True)
 
 
 def counted_kind(accounts: Iterable[Account], flexible: Flexible) -> str:
@@ -403,6 +429,7 @@ def exceeded(refused: Refused) -> BudgetExceededError:
         may_clear=refused.may_clear,
         kind=refused.kind,
         live=refused.live,
+        is_overfull=refused.limit == MAX_BALANCE,
     )
 
 
@@ -738,8 +765,16 @@ class LedgerState:
         self.changed_reservations: dict[str, Reservation] = {}
         self._zone = zone
         self._at = at
+        # No column can reach its most before so much more is booked.
+        self._room = MAX_BALANCE
+        self._has_full = False
         self._carried: dict[Scope, Account] = {}
         self._charges: dict[tuple[Scope, ...], tuple[Charge, ...]] = {}
+
+    def load_balance(self, scope: Scope, start: int, balance: Balance) -> None:
+        """Take a balance as it is kept."""
+        self.balances.setdefault(scope, {})[start] = balance
+        self._room = min(self._room, MAX_BALANCE - balance.largest)
 
     def account(self, scope: Scope, now: float) -> Account:
         """Return a scope as an admission at `now` sees it."""
@@ -850,7 +885,15 @@ class LedgerState:
         if call is Call.EXTEND:
             # Renewing a lease is no entry: it moves neither money nor state, and is frequent.
             return reservation
-        for charges, delta in parts or (Part(reservation.charges, settlement.delta),):
+        if reservation.state not in LIVE:
+            # No column grows by more than what was held and what it came to.
+            usd, tokens = reservation.actual_micro_usd or 0, reservation.actual_tokens or 0
+            booked = reservation.micro_usd + reservation.tokens + abs(usd) + abs(tokens)
+            self._room -= booked
+            if self._room < 0:
+                self._measure_room(booked)
+        for part in parts or (Part(reservation.charges, settlement.delta),):
+            charges, delta = self._bounded(part) if self._has_full else part
             self.entries.append(
                 JournalEntry(
                     at=now, reservation_id=reservation.id, call=call, charges=charges, delta=delta
@@ -859,6 +902,27 @@ class LedgerState:
             for charge in charges:
                 self._add(charge.scope, charge.bucket_start, delta)
         return reservation
+
+    def _measure_room(self, booked: int) -> None:
+        """Find out how much more can be booked, after what is about to be."""
+        balances = (one for buckets in self.balances.values() for one in buckets.values())
+        room = MAX_BALANCE - max((balance.largest for balance in balances), default=0)
+        self._has_full = room <= 0
+        self._room = room - booked
+
+    def _bounded(self, part: Part) -> Part:
+        """Return what is added to balances of which a column may have reached its most.
+
+        Such a column grows no more, in any balance of the part, and the journal has what is added.
+        So a call never fails for what was booked before it.
+        """
+        columns = msgspec.structs.asdict(part.delta)
+        for charge in part.charges:
+            balance = self.balances.get(charge.scope, {}).get(charge.bucket_start, EMPTY)
+            for name, amount in columns.items():
+                if amount > 0 and getattr(balance, name) >= MAX_BALANCE:
+                    columns[name] = 0
+        return Part(part.charges, _delta(**columns))
 
     def _count_kind(self, reservation: Reservation) -> None:
         before = self.reservations.get(reservation.id)
