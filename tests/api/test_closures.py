@@ -125,6 +125,7 @@ async def test_an_answer_of_the_provider_closes_its_slot_and_the_slot_says_so(
         )
         assert (closure["name"], closure["taskId"]) == ("shared", task_id)
         assert seconds(closure["since"], closure["until"]) == 3_600
+        assert closure["why"] == "executor returned 429", "others are not told of its answer"
         shared = await slot(service)
         assert (shared["state"], shared["closures"]) == ("closed", [closure])
         assert (shared["waitReason"], shared["waitUntil"]) == (

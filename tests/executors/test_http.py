@@ -262,6 +262,7 @@ async def test_a_limit_is_a_pause_for_as_long_as_it_says(
         retry_after_seconds=seconds,
         error=f"executor returned {status}: slow down",
         is_overload=status != 429,
+        why=f"executor returned {status}",
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED, TryAgain
 from headgate.core.retention import Retention
 from headgate.core.task import TaskStatus
 from headgate.errors import IllegalTransitionError
+from headgate.storage.audit import Actor, AuditEntry
 from headgate.storage.store import Expiration, News
 from storage.scene import AGAIN, AWAY, HERE, LEASE_SECONDS, Place, Scene, ids
 
@@ -123,6 +124,34 @@ async def test_the_dispatcher_hears_of_gates_that_others_closed(place: Place) ->
         told = await news(scene)
         assert told.closures == (closure,)
         assert ids(told.records) == ["t1"]
+
+
+async def test_a_gate_that_somebody_opens_is_open_and_the_dispatcher_hears_of_it(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await scene.run("t1")
+        until = scene.clock() + 30
+        closure = GateClosure(
+            kind="slot",
+            name="work/1",
+            until=until,
+            why="429",
+            cause="provider",
+            by="browser",
+            task_id="t1",
+            since=scene.clock(),
+        )
+        await scene.settle("t1", TryAgain(not_before=None, rate_limit_hits=1), closure=closure)
+        assert await scene.store.closures() == (closure,)
+        entry = AuditEntry(actor=Actor(name="it"), action="slot.open", subject="work/1")
+        assert await scene.store.open_gate(closure.part, entry)
+        assert await scene.store.closures() == ()
+        assert (await news(scene)).opened == (closure.part,)
+        assert (await news(scene)).opened == (), "it is told once"
+        assert not await scene.store.open_gate(GatePart("scope", "project:a/agent:b"))
+        told = await news(scene)
+        assert (told.opened, told.records) == ((GatePart("scope", "project:a/agent:b"),), ())
 
 
 @pytest.mark.parametrize(("first", "second"), [(30, 20), (20, 30)])

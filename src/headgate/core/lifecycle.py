@@ -87,13 +87,15 @@ class Limited(msgspec.Struct, frozen=True, kw_only=True):
     """The provider asked for a pause; it has done nothing, and charged nothing.
 
     One that is overloaded may guess when it is not; a limit has an end. `slot` is the one whose
-    provider answered so; None where nobody but the target or the worker said it.
+    provider answered so; None where nobody but the target or the worker said it. `why` is what
+    others are told who wait for the same thing: it has nothing of this task in it.
     """
 
     retry_after_seconds: float | None = None
     error: str = "rate limited"
     is_overload: bool = False
     slot: str | None = None
+    why: str = ""
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +232,7 @@ def closure_after(
         kind="target" if slot is None else "slot",
         name=target if slot is None else slot,
         until=min(now + seconds, latest),
-        why=outcome.error,
+        why=outcome.why or outcome.error,
         cause="target" if slot is None else "provider",
         by=target,
         task_id=task_id,

@@ -49,24 +49,12 @@ class ClosureBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="came
     until: datetime | None = None
 
 
-_CAUSES: dict[ClosureCause, str] = {
-    "worker": "a worker asked for a pause",
-    "target": "the target asked for a pause",
-    "provider": "the provider asked for a pause",
-    "rate": "a rate limit is reached",
-}
-
-
 def closure_body(closure: GateClosure, *, is_whole: bool = True) -> ClosureBody:
-    """Return a closure as clients see it; whose task met with it, and what it was told, is left out
-    unless it is shown whole."""
-    why = closure.why
-    if not is_whole and closure.task_id:
-        why = _CAUSES.get(closure.cause, "")
+    """Return a closure as clients see it; whose task met with it is left out unless it is whole."""
     return ClosureBody(
         kind=closure.kind,
         name=closure.name,
-        why=why,
+        why=closure.why,
         cause=closure.cause,
         by=closure.by if is_whole else "",
         task_id=closure.task_id if is_whole else "",

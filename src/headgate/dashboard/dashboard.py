@@ -31,6 +31,7 @@ from headgate.core.text import ago, coming, relative
 from headgate.dashboard import (
     audit,
     budgets,
+    closures,
     formats,
     live,
     overview,
@@ -89,6 +90,7 @@ ROUTES: tuple[PageRoute, ...] = (
     *slots.ROUTES,
     *webhooks.ROUTES,
     *settings.ROUTES,
+    *closures.ROUTES,
     *audit.ROUTES,
     *tokens.ROUTES,
 )

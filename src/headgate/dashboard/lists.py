@@ -114,6 +114,10 @@ def project_href(name: str) -> str:
     return f"{PROJECTS}/{written_name(name)}"
 
 
+CLOSURES = "/ui/settings/closures"
+"""The page of what is closed, which others lead to."""
+
+
 def slot_href(name: str) -> str:
     """Return the address of the page of a slot."""
     return f"{SLOTS}/{written_name(name)}"

@@ -22,7 +22,7 @@ from headgate.api.budgets import own_status
 from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.response import Headers, Response
 from headgate.api.schema.tasks import StatsBody
-from headgate.api.slots import slot_bodies
+from headgate.api.slots import known_closures, slot_bodies
 from headgate.api.status import recent_step, stats_body
 from headgate.budgets.status import ScopeStatus
 from headgate.config import ProjectSettings
@@ -30,12 +30,13 @@ from headgate.core.budgets.alerts import NEARLY_USED_UP
 from headgate.core.budgets.scopes import ROOT_WORDS, scope_words
 from headgate.core.estimates import SilentKind
 from headgate.core.fair_share import Share
+from headgate.core.gates import GateClosure
 from headgate.core.money import MICRO_PER_USD
 from headgate.core.slots.status import SlotBody
 from headgate.core.text import usd
 from headgate.dashboard.budgets import BudgetBar, bars_of, claimed_words, state_of
 from headgate.dashboard.formats import SlotBar, bar_of, capital
-from headgate.dashboard.lists import may_open, project_href, scope_href, slot_href
+from headgate.dashboard.lists import CLOSURES, may_open, project_href, scope_href, slot_href
 from headgate.dashboard.page import (
     NO_ANSWER,
     PAGE_HEADERS,
@@ -430,6 +431,7 @@ async def show(view: View, _: str) -> Page:
     found = [
         *of_health(parts, view.api.engine.health().problem),
         *_notices(view, budget, slots),
+        *of_closures(await known_closures(view.api) if view.may("admin") else ()),
         *of_unpriced(unpriced or ()),
         *of_silent(silent or ()),
         *_of_webhooks(dead, is_store_away=stats is None),
@@ -498,6 +500,20 @@ def _notices(view: View, budget: ScopeStatus | None, slots: list[SlotBody]) -> l
         *(() if budget is None else of_budgets(budget)),
         *of_slots(slots),
     ]
+
+
+def of_closures(closures: Iterable[GateClosure]) -> Iterator[Notice]:
+    """Yield the targets and agents that an answer or a worker closed; slots tell of themselves."""
+    for one in closures:
+        if one.kind in ("agent", "target") and one.task_id:
+            yield Notice(
+                tone="warning",
+                title=one.kind.capitalize(),
+                name=one.name,
+                text=f"is closed by its {one.cause}: {one.why}.",
+                href=CLOSURES,
+                until=one.until,
+            )
 
 
 def _of_webhooks(dead: tuple[int, bool] | None, *, is_store_away: bool) -> Iterable[Notice]:

@@ -420,11 +420,12 @@ def refused(
     A model API that answers 5xx has sent no output, and providers charge for output. A target of
     the user's own may have spent a lot before it failed.
     """
-    error = f"{whom} returned {status}: {shortened(text) or '(no body)'}"
+    why = f"{whom} returned {status}"
+    error = f"{why}: {shortened(text) or '(no body)'}"
     seconds = retry_after_seconds(headers, now=now)
     is_overload = status == _OVERLOADED or (status == _UNAVAILABLE and seconds is not None)
     if is_overload or status == TOO_MANY_REQUESTS:
-        return Limited(retry_after_seconds=seconds, error=error, is_overload=is_overload)
+        return Limited(retry_after_seconds=seconds, error=error, is_overload=is_overload, why=why)
     # A gateway answers so when it has stopped waiting, which the work behind it may not know.
     is_cut = status in _TIMEOUTS
     is_free = status in _CLIENT_ERRORS or (is_model_api and status in _SERVER_ERRORS)
