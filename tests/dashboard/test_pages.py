@@ -25,6 +25,7 @@ PAGES = (
     "/ui/webhooks",
     "/ui/settings",
     "/ui/settings/audit",
+    "/ui/settings/closures",
     "/ui/settings/tokens",
 )
 MAX_PAGE_BYTES = 150_000

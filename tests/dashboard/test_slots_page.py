@@ -14,6 +14,7 @@ from dashboard.browser import Browser, serving, text_of, until
 from dashboard.test_login import LOCKED, token_of
 from headgate.api.app import App
 from headgate.app import Service
+from headgate.core.gates import GateClosure
 from headgate.dashboard.lists import ROWS
 from headgate.dashboard.slots import HOUR_SECONDS
 from headgate.storage.tokens import Bounds
@@ -221,3 +222,38 @@ async def test_a_slot_that_is_not_there_is_a_page_that_says_so(tmp_path: Path, p
         answer = await Browser(app).get(path)
     assert answer.status == 404
     assert "There is no slot" in text_of(answer.body)
+
+
+async def test_what_is_closed_is_shown_with_who_closed_it_and_opened_by_a_button(
+    tmp_path: Path,
+) -> None:
+    async with with_slots(tmp_path, "work") as (service, app, _provider):
+        await read_once(app)
+        now = service.engine.now()
+        for kind, name, cause in (("slot", "work", "provider"), ("target", "web", "target")):
+            closure = GateClosure(
+                kind=kind,  # type: ignore[arg-type]
+                name=name,
+                until=now + 3_000,
+                why="executor returned 429",
+                cause=cause,  # type: ignore[arg-type]
+                by="model",
+                task_id="tsk_1",
+                since=now - 60,
+            )
+            service.engine.dispatcher.observe((), closure)
+        browser = Browser(app)
+        overview = text_of((await browser.get("/")).body)
+        assert "web is closed by its target: executor returned 429." in overview
+        assert "work is closed: executor returned 429." in overview
+        card = text_of((await browser.get("/ui/slots/work")).body)
+        assert "Closed by provider model , its task , 1 min ago ." in card
+        listed = text_of((await browser.get("/ui/settings/closures")).body)
+        assert "slot work provider model , its task" in listed
+        page, said = await browser.act("/ui/slots/work/open")
+        assert said.startswith("Done: the slot is open")
+        assert "Closed by" not in text_of(page.body)
+        (left,) = await service.engine.closures()
+        assert left.name == "web"
+        fields = {"kind": "target", "name": "nowhere"}
+        assert (await browser.post("/ui/settings/closures/open", fields)).status == 404
