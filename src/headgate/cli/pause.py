@@ -56,7 +56,7 @@ def set_paused(
                 line = f"{noun} {name} is {'paused' if is_paused else 'active'}"
             else:
                 answer, line = client.open(_OPENED_ONLY[noun], name), f"{noun} {name} is open"
-            if not is_paused and noun in _OPENED_TOO and getattr(answer, "closures", ()):
+            if not is_paused and noun in _OPENED_TOO and getattr(answer, "closures", None):
                 client.open(_OPENED_TOO[noun], name)
     if as_json:
         print_json(answer)
