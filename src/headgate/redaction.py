@@ -2,13 +2,15 @@
 
 A known key is found wherever it stands, also quoted for an address, for JSON or by Python. Beyond
 that everything goes that looks like one: what follows `Bearer`, the values of fields and parameters
-with a telling name, passwords in addresses, and texts that begin as keys do.
+with a telling name, passwords in addresses, and texts that begin as keys do. The last function here
+keeps the secrets of a whole process to itself.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
@@ -111,3 +113,19 @@ def written_forms(secret: str) -> tuple[str, ...]:
 
 def _lowered(escape: re.Match[str]) -> str:
     return escape[0].lower()
+
+
+_PR_SET_DUMPABLE = 4
+
+
+def hide_process() -> None:
+    """Keep other processes of the same user from reading this one's environment and memory.
+
+    Only root can then attach a debugger or a profiler, and there are no core dumps, which would
+    have the secrets in them. Systems other than Linux have nothing to ask for.
+    """
+    if sys.platform == "linux":
+        # Loading it takes a moment, which most of those who redact texts need not spend.
+        import ctypes  # noqa: PLC0415
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

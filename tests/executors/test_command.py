@@ -77,6 +77,7 @@ async def test_a_command_gets_the_task_as_json_and_as_variables() -> None:
     code = (
         "import json, os, sys; task = json.load(sys.stdin);"
         "own = {k: v for k, v in os.environ.items() if k.startswith(('HEADGATE_', 'TRACE'))};"
+        "del own['HEADGATE_PROCESS_MARK'];"
         "print(json.dumps([task, own]))"
     )
     given = msgspec.structs.replace(

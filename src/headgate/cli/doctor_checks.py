@@ -32,6 +32,7 @@ from headgate.core.money import format_usd
 from headgate.core.retention import in_mebibytes
 from headgate.errors import HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
+from headgate.executors.confinement import command_user, confinement_of_this_machine, launcher
 from headgate.executors.targets import (
     CallableTarget,
     CommandTarget,
@@ -332,6 +333,37 @@ def _found(check: str, target: CommandTarget) -> Finding:
     return ok(check, f"{program} can be run")
 
 
+def command_findings(
+    settings: Settings, directory: Path, settings_path: Path | None
+) -> Iterator[Finding]:
+    """Say how commands are confined, and which secrets those of other users could read."""
+    targets = {n: t for n, t in settings.targets.items() if isinstance(t, CommandTarget)}
+    if not targets:
+        return
+    ended = confinement_of_this_machine()
+    found = f"what they leave running is ended {ended}"
+    if not launcher().sets_user:
+        advice = "install util-linux 2.33 or newer: without it commands may gain privileges"
+        yield warn("commands", f"setpriv is missing; {found}", advice)
+    else:
+        yield ok("commands", found)
+    secrets = [directory, directory / TOKEN_FILE, *([settings_path] if settings_path else ())]
+    for name, target in targets.items():
+        if target.run_as is None:
+            continue
+        check = f"run_as {name}"
+        try:
+            user = command_user(target.run_as, setting=f"targets.{name}.run_as")
+        except InvalidSettingError:
+            continue  # Said of the target itself.
+        readable = [str(path) for path in secrets if user.may_read(path.absolute())]
+        if readable:
+            advice = f"run chmod go-rwx {' '.join(readable)}, or name another user"
+            yield fail(check, f"{user.name} may read {', '.join(readable)}", advice)
+        else:
+            yield ok(check, f"{user.name} may read neither data, token nor settings")
+
+
 LEAST_FREE_BYTES = 100 * 2**20
 FEW_FREE_BYTES = 2**30
 ANSWER_SECONDS = 3.0
@@ -358,6 +390,7 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
         *store_findings(settings, directory),
         *ledger_findings(settings),
         *target_findings(settings, os.environ),
+        *command_findings(settings, directory, settings_file(path)),
         *slot_findings(settings, os.environ),
         *_token(directory),
         _port(settings) if holder is None else _answers(holder.address),

@@ -38,6 +38,7 @@ from headgate.errors import (
     StoreUnavailableError,
 )
 from headgate.extras import naming_extras
+from headgate.redaction import hide_process
 
 if TYPE_CHECKING:
     from headgate.api.app import App
@@ -200,6 +201,7 @@ def _run(
     from headgate.api.http.server import raise_open_files  # noqa: PLC0415
 
     raise_open_files()
+    hide_process()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(loaded, directory, lock, starter, demo, as_json=as_json))
 

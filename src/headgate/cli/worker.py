@@ -19,6 +19,7 @@ import click
 
 from headgate.cli.connection import Connection, connection_options, found_service
 from headgate.errors import InvalidSettingError
+from headgate.redaction import hide_process
 
 if TYPE_CHECKING:
     from headgate.client.worker import Worker
@@ -63,6 +64,7 @@ def worker(
     decided for them, too: shares, budgets and limits.
     """
     executor = _executor(entry_point, command, capacity)
+    hide_process()
     _tell_what_is_logged(logging.getLogger("headgate.worker"))
     asyncio.run(_work(connection, executor, agent_id, capacity))
 

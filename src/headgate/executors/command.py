@@ -2,7 +2,8 @@
 
 Nothing that a client sent becomes part of a command line: a task comes as JSON on standard input
 and as variables. There is no shell in between. Targets and workflows share `Children`, which runs a
-command from its start to its outcome.
+command from its start to its outcome. What a command may do beside its work, and how everything
+that it starts ends, is in `confinement`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,17 @@ import msgspec
 
 from headgate.core.lifecycle import NOTHING_USED, Failed, Outcome, Succeeded
 from headgate.errors import InvalidSettingError
+from headgate.executors.confinement import (
+    CommandUser,
+    ControlGroups,
+    Launcher,
+    Sweeper,
+    command_user,
+    control_groups,
+    launcher,
+    marked,
+    new_mark,
+)
 from headgate.executors.executor import (
     WorkOrder,
     as_json,
@@ -60,16 +72,24 @@ class CommandExecutor:
         _check_command(target.command, setting=f"targets.{name}.command")
         self._target = target
         self._environment = Environment(environ, has_slot=has_slot(target), slot_keys=slot_keys)
-        self._children = Children(prices=prices, hidden=self._environment)
         self._slot_variables: dict[str, SlotText] = {}
+        self._user = (
+            None
+            if target.run_as is None
+            else command_user(target.run_as, setting=f"targets.{name}.run_as")
+        )
+        self._children = Children(
+            prices=prices, hidden=self._environment, has_other_user=self._user is not None
+        )
         self._variables = self._variables_of(target, environ, f"targets.{name}.env")
 
     async def open(self) -> None:
-        """See whether children can be made to end with the service."""
+        """See how children can be confined."""
         await self._children.open()
 
     async def close(self) -> None:
-        """Do nothing: the children of different tasks share nothing."""
+        """End what the last tasks have left running."""
+        await self._children.close()
 
     async def execute(self, order: WorkOrder) -> Outcome:
         """Run the command; a cancellation ends its whole group before it goes on."""
@@ -86,16 +106,22 @@ class CommandExecutor:
         return Child(
             command=self._target.command,
             environ=variables | variables_of(order),
-            cwd=self._target.cwd,
+            cwd=self._target.cwd or (None if self._user is None else self._user.directory),
             stdin=order_json(order),
             max_output_bytes=self._target.max_output_bytes,
             kill_grace_seconds=self._target.kill_grace_seconds,
+            no_new_privileges=self._target.no_new_privileges,
+            user=self._user,
         )
 
     def _variables_of(
         self, target: CommandTarget, environ: Mapping[str, str], setting: str
     ) -> dict[str, str]:
         variables = {name: environ[name] for name in PASSED_ON if name in environ}
+        if self._user is not None:
+            # The folder for temporary files of the service is not for others.
+            variables.pop("TMPDIR", None)
+            variables |= self._user.variables
         for name in target.pass_env:
             if name in environ:
                 variables[name] = self._environment.value(name, setting=f"{setting}.{name}")
@@ -150,6 +176,8 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     stdin: bytes
     max_output_bytes: int
     kill_grace_seconds: float
+    no_new_privileges: bool = False
+    user: CommandUser | None = None
 
     def __repr__(self) -> str:
         return f"Child({self.command[0]!r})"
@@ -176,19 +204,40 @@ class Children:
     of everything else.
     """
 
-    def __init__(self, *, prices: PriceList, hidden: Cleaner) -> None:
+    def __init__(self, *, prices: PriceList, hidden: Cleaner, has_other_user: bool = False) -> None:
         self._prices = prices
         self._hidden = hidden
-        self._death_signal: tuple[str, ...] = ()
+        self._has_other_user = has_other_user
+        self._launcher = Launcher(None)
+        self._groups: ControlGroups | None = None
+        self._sweeper = Sweeper()
 
     async def open(self) -> None:
-        """See whether children can be made to end with this process."""
-        self._death_signal = await death_signal_prefix()
+        """See how children can be confined, and end those of a service that was killed."""
+        self._launcher = await asyncio.to_thread(launcher)
+        if self._has_other_user:
+            self._groups = await asyncio.to_thread(control_groups)
+        await self._sweeper.open()
+
+    async def close(self) -> None:
+        """End what the last children have left running."""
+        await self._sweeper.close()
 
     async def run(self, child: Child) -> Outcome:
         """Run a child to its end; a cancellation ends its whole group before it goes on."""
+        mark, confined_in = new_mark(), None
+        # A command of the service's own user could end the service itself, and is trusted with the
+        # mark. Whoever is another user from the beginning cannot enter a group of this one's.
+        if self._groups is not None and child.user is not None and self._launcher.sets_user:
+            confined_in = self._groups.create(mark)
         try:
-            group = self._started(child)
+            return await self._run(child, mark, confined_in)
+        finally:
+            self._sweeper.ended(mark, confined_in)
+
+    async def _run(self, child: Child, mark: str, confined_in: Path | None) -> Outcome:
+        try:
+            group = self._started(child, mark, confined_in)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and has_no_descriptor(error):
                 return not_begun()
@@ -209,15 +258,23 @@ class Children:
             usage=NOTHING_USED,
         )
 
-    def _started(self, child: Child) -> ProcessGroup:
-        program = found_program(child.command[0], child.cwd, child.environ)
+    def _started(self, child: Child, mark: str, confined_in: Path | None) -> ProcessGroup:
+        command = (
+            *self._launcher.prefix(child.user, no_new_privileges=child.no_new_privileges),
+            found_program(child.command[0], child.cwd, child.environ),
+            *child.command[1:],
+        )
+        if confined_in is not None:
+            command = (*ControlGroups.entry(confined_in, child.environ), *command)
         return ProcessGroup(
-            (*self._death_signal, program, *child.command[1:]),
-            environ=child.environ,
+            command,
+            environ={**child.environ, **marked(mark)},
             cwd=child.cwd,
             stdin=child.stdin,
             max_output_bytes=child.max_output_bytes,
             spare_bytes=self._hidden.longest_bytes,
+            user=child.user,
+            sets_user=not self._launcher.sets_user,
         )
 
     def _succeeded(self, group: ProcessGroup) -> Succeeded:
@@ -308,6 +365,10 @@ async def _carried_through(stopping: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
+_FOR_ALL = 0o666
+_UMASK = 0o077
+"""What the command of another user writes is for that user alone."""
+
 LEFTOVER_SECONDS = 0.5
 """How long what the child left behind may go on writing once the child itself has ended."""
 
@@ -330,8 +391,12 @@ class ProcessGroup:
         stdin: bytes,
         max_output_bytes: int,
         spare_bytes: int = 0,
+        user: CommandUser | None = None,
+        sets_user: bool = False,
     ) -> None:
         self.stdout, self.stderr = _two_captures(max_output_bytes, spare_bytes)
+        self._user = user
+        self._sets_user = sets_user
         try:
             self._process = self._started(command, environ, cwd, stdin)
         except BaseException:
@@ -405,9 +470,15 @@ class ProcessGroup:
         self, command: Sequence[str], environ: Mapping[str, str], cwd: str | None, stdin: bytes
     ) -> subprocess.Popen[bytes]:
         # A file, unlike a pipe, needs nobody to feed it and does not mind a child that never reads.
+        user = self._user
         with tempfile.TemporaryFile() as file:
             file.write(stdin)
             file.seek(0)
+            if user is not None:
+                # Who opens /dev/stdin or /dev/stdout again must be let; nobody else gets there.
+                for descriptor in (file.fileno(), self.stdout.write_end, self.stderr.write_end):
+                    os.fchmod(descriptor, _FOR_ALL)
+            changed = user if self._sets_user else None
             return subprocess.Popen(  # noqa: S603  the configuration names the command
                 command,
                 stdin=file,
@@ -416,6 +487,10 @@ class ProcessGroup:
                 env=environ,
                 cwd=cwd,
                 start_new_session=True,
+                umask=-1 if user is None else _UMASK,
+                user=None if changed is None else changed.uid,
+                group=None if changed is None else changed.gid,
+                extra_groups=None if changed is None else changed.groups,
             )
 
 
@@ -541,12 +616,7 @@ class Capture:
         return True
 
 
-# Finding programs, and ending them with this process. Children lead groups of their own, so nothing
-# ends them when the service is killed outright. On Linux `setpriv` asks the kernel for it and then
-# becomes the command. Asking between fork and exec was rejected: that runs Python in a copy of a
-# process whose other threads may hold locks.
-
-_PROBE_SECONDS = 5.0
+# Finding programs.
 
 
 def found_program(name: str, cwd: str | None, variables: Mapping[str, str]) -> str:
@@ -560,29 +630,9 @@ def found_program(name: str, cwd: str | None, variables: Mapping[str, str]) -> s
     return _checked(shutil.which(name, path=search), shutil.which(name, os.F_OK, search))
 
 
-async def death_signal_prefix() -> tuple[str, ...]:
-    """Return what stands before a command so that it ends with this process; maybe nothing."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        return ()
-    prefix = (setpriv, "--pdeathsig", "KILL", "--")
-    works = await asyncio.to_thread(_works, (*prefix, setpriv, "--version"))
-    return prefix if works else ()
-
-
 def _checked(found: str | None, path: str | None) -> str:
     if found is not None:
         return found
     if path is None or not Path(path).exists():
         raise FileNotFoundError(ENOENT, os.strerror(ENOENT), path)
     raise PermissionError(EACCES, os.strerror(EACCES), path)
-
-
-def _works(command: tuple[str, ...]) -> bool:
-    try:
-        done = subprocess.run(  # noqa: S603  nothing in it comes from outside
-            command, capture_output=True, timeout=_PROBE_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

@@ -82,12 +82,18 @@ class CommandTarget(
     tag_field="kind",
     tag="command",
 ):
-    """A program and its arguments; `pass_env` names variables that it gets from the service's."""
+    """A program and its arguments; `pass_env` names variables that it gets from the service's.
+
+    `run_as` is the user that it runs as, unless it is the service's own; without
+    `no_new_privileges` it may gain some by programs such as sudo.
+    """
 
     command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     env: dict[str, str] = {}
     pass_env: tuple[str, ...] = ()
     cwd: Text | None = None
+    run_as: Text | None = None
+    no_new_privileges: bool = True
     max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
     slot: str | None = None

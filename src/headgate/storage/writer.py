@@ -53,6 +53,7 @@ from headgate.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from headgate.redaction import hide_process
 from headgate.storage.store import (
     NOT_SHOWN,
     Assigned,
@@ -1428,6 +1429,7 @@ class _Inbox:
 def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
     """Write for the parent until it wants no more; the modules are loaded while it is busy."""
     _belong_to(parent)
+    hide_process()
     for name in modules:
         # What is missing is said by the parent, which needs it too.
         with suppress(ImportError):

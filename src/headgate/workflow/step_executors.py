@@ -126,7 +126,8 @@ class CommandSteps:
             await self._children.open()
 
     async def close(self) -> None:
-        """Do nothing: the children of different steps share nothing."""
+        """End what the last steps have left running."""
+        await self._children.close()
 
     async def execute(self, order: WorkOrder) -> Outcome:
         """Run the command; a cancellation ends its whole group before it goes on."""
