@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -13,7 +14,13 @@ import headgate.providers.prices
 import headgate.storage.transaction
 import headgate.testing.simulation
 from headgate.budgets.connect import connect_budget
-from headgate.errors import BudgetExceededError, HeadgateError, InvalidFieldError, WaitTimeoutError
+from headgate.errors import (
+    BudgetExceededError,
+    HeadgateError,
+    InvalidFieldError,
+    WaitTimeoutError,
+    without_figures,
+)
 
 LOADED = (headgate.storage.transaction, headgate.providers.prices, headgate.testing.simulation)
 
@@ -100,3 +107,37 @@ def test_a_refusal_ends_with_what_to_do(
 )
 def test_a_refusal_names_amounts_exactly(requested: int, text: str) -> None:
     assert f" {text} requested)" in str(exceeded(requested=requested))
+
+
+def exceeded_in(scope: str, unit: str = "micro_usd") -> BudgetExceededError:
+    return BudgetExceededError(
+        scope=scope,
+        unit=unit,
+        limit=5_550_000,
+        spent=4_440_000,
+        reserved=3_330_000,
+        overrun=2_220_000,
+        requested=1_110_000,
+        resets_at=1_800_000_000.0,
+        may_clear=True,
+    )
+
+
+@pytest.mark.parametrize("unit", ["micro_usd", "tokens"])
+@pytest.mark.parametrize("scope", ["", "project:x/agent:a"])
+def test_the_figures_of_a_budget_are_left_out_for_those_who_may_not_read_it(
+    scope: str, unit: str
+) -> None:
+    error = exceeded_in(scope, unit)
+    line = str(error)
+    assert without_figures(line, lambda name: name == scope) == line
+    outline = without_figures(line, lambda _: False)
+    assert outline == error.outline
+    assert (scope or "(root)") in outline
+    assert "2027-01-15" in outline
+    assert not re.search(r"([1-5])\1", outline.replace("2027", ""))
+
+
+def test_any_other_error_stays_as_it_is() -> None:
+    for line in ("it broke", "Budget exceeded: spent all", "x" * 5_000):
+        assert without_figures(line, lambda _: False) == line

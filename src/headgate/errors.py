@@ -44,6 +44,8 @@ from process to process with their fields, so a worker of a pool may raise them.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -260,6 +262,30 @@ class BudgetExceededError(LimitReachedError):
         self.may_clear = may_clear
         self.kind = kind
         self.live = live
+
+    @property
+    def outline(self) -> str:
+        """The same without any figure, for those who may not read them."""
+        if self.kind:
+            return first_of_kind(self.live, self.unit)
+        return _outline(self.scope or "(root)", _advice(self.resets_at, may_clear=self.may_clear))
+
+
+_LONGEST_EXCEEDED = 2_000
+_EXCEEDED = re.compile(r"Budget exceeded: spent .+? limit \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
+
+
+def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
+    """Return the error of a task, without the figures of a budget that may not be read."""
+    # No line of ours is longer; the error of a task may quote whatever a process has printed.
+    found = _EXCEEDED.fullmatch(error) if len(error) <= _LONGEST_EXCEEDED else None
+    if found is None or may_read("" if found[1] == "(root)" else found[1]):
+        return error
+    return _outline(found[1], found[2])
+
+
+def _outline(scope: str, advice: str) -> str:
+    return f"Budget exceeded: the limit of scope {scope} has no room for it; {advice}"
 
 
 def first_of_kind(live: int, unit: str) -> str:

@@ -216,6 +216,33 @@ async def test_a_full_budget_is_402_with_its_figures(kind: str) -> None:
         assert (await it.ask("reserve", id="r2", scope=IN_SEARCH, usd="0.250001")).status == 200
 
 
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_bound_token_is_told_no_figures_of_budgets_that_are_not_its_own(kind: str) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget("", limit_usd="7.77", window="day")
+        await it.tracker.set_budget("project:search", limit_usd="5.55")
+        operator = it.token("admin", "submit")
+        await it.ask("reserve", operator, id="r", scope="project:other", usd="7.01")
+        for bounds, scope, kept in (
+            (Bounds(project_id="search"), IN_SEARCH, ("", "usd")),
+            (Bounds(agent_id="evil"), "project:search/agent:evil", ("project:search", "usd")),
+        ):
+            usd = "1" if not kept[0] else "6"
+            if kept[0]:
+                await it.ask("release", operator, id="r", scope="project:other")
+            mine = it.token("submit", bounds=bounds)
+            answer = await it.ask("reserve", mine, id="r2", scope=scope, usd=usd)
+            details = answer.problem["details"]
+            assert (answer.status, details["scope"], details["unit"]) == (402, *kept)
+            assert set(details) == {"scope", "unit", "resetsAt", "mayClear"}
+            for figure in ("7.77", "7.01", "5.55", "0.76"):
+                assert figure not in answer.body.decode()
+        # Of its own budget it is told all.
+        mine = it.token("submit", bounds=Bounds(project_id="search"))
+        answer = await it.ask("reserve", mine, id="r2", scope=IN_SEARCH, usd="6")
+        assert answer.problem["details"]["limit"] == "5.55"
+
+
 async def test_tokens_are_refused_in_tokens() -> None:
     async with bank("store") as it:
         await it.tracker.set_budget("session:s", limit_tokens=10)

@@ -237,3 +237,26 @@ def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
     assert parking.wake(first, has_freed=False) == [kind]
     assert len(parking.leave(kind)) == MAX_SET_ASIDE
     assert parking.refusals == {}
+
+
+@pytest.mark.parametrize(
+    ("scope", "agent_id", "has_claims", "has_figures"),
+    [
+        ("", None, False, True),
+        ("", None, True, False),
+        ("project:p", None, True, True),
+        ("project:p", "a", True, False),
+        ("project:p", "a", False, True),
+        ("project:p/agent:a", "a", True, True),
+        ("session:s", None, True, False),
+    ],
+)
+def test_a_task_of_a_tenant_is_refused_with_the_figures_of_its_own_budgets_alone(
+    scope: str, agent_id: str | None, has_claims: bool, has_figures: bool
+) -> None:
+    refusal = msgspec.structs.replace(refused(), scope=Scope(scope), may_clear=False)
+    task = Task(id="t1", project_id="p", agent_id=agent_id, has_claims=has_claims)
+    error = BudgetParking().judge(task, refusal, Terms()).error
+    assert error is not None
+    assert ("spent" in error) == has_figures
+    assert (scope or "(root)") in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from headgate.core.reasons import (
     AgentFull,
     BudgetShort,
     GateClosed,
+    GlobalBudgetExhausted,
     InflightCapReached,
     LaneBehind,
     NoAgentPulls,
@@ -23,6 +25,7 @@ from headgate.core.reasons import (
     NoIdleAgent,
     NotYetDue,
     ParentsPending,
+    ProjectBudgetExhausted,
     ProjectConcurrencyReached,
     ProjectNotActive,
     ProjectUnknown,
@@ -38,7 +41,13 @@ from headgate.core.snapshot import (
     ProjectStatus,
     with_built_in_agent,
 )
-from headgate.core.why import MAX_HOLDERS, TaskReason, reasons, warning_at_submit
+from headgate.core.why import (
+    MAX_HOLDERS,
+    TaskReason,
+    reasons,
+    warning_at_submit,
+    without_figures,
+)
 from headgate.errors import utc_time
 
 ONE_AGENT = (Agent(id="a", capacity=9),)
@@ -402,3 +411,26 @@ def test_a_submit_is_warned_of_the_gate_that_opens_last(
     assert warned_of in warning
     assert bool(warning) is bool(warned_of)
     assert warning_at_submit(dispatch_state, queued("t1", **fields).task) == ""
+
+
+BUDGET_REASONS = [
+    GateClosed(kind="scope", name="", until=9.0, why="$4.00 of $5.00 are used or reserved"),
+    GateClosed(kind="scope", name="project:x", until=9.0, why="$4.00 of $5.00 are used"),
+    BudgetShort(scope="", unit="micro_usd", room=4_000_000, requested=5_000_000, until=9.0),
+    GlobalBudgetExhausted(used=4_000, limit=5_000),
+    ProjectBudgetExhausted(project_id="x", used=4_000, limit=5_000),
+]
+
+
+@pytest.mark.parametrize("reason", BUDGET_REASONS, ids=lambda reason: type(reason).__name__)
+def test_a_reason_has_no_figures_of_a_budget_that_may_not_be_read(reason: Reason) -> None:
+    told = without_figures(reason, lambda _: False)
+    assert isinstance(told, GateClosed)
+    assert told.until == getattr(reason, "until", None)
+    assert not re.search(r"[45]", told.message)
+    assert without_figures(reason, lambda _: True) is reason
+
+
+def test_other_reasons_stay_as_they_are() -> None:
+    for reason in (NotYetDue(until=4.0), GateClosed(kind="slot", name="a", why="4 of 5")):
+        assert without_figures(reason, lambda _: False) is reason

@@ -17,7 +17,7 @@ import msgspec
 
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.callers import Caller
-from headgate.api.errors import ApiError, invalid_field
+from headgate.api.errors import ApiError, invalid_field, no_room_elsewhere
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.schema.admin import JournalBody, JournalEntryBody
@@ -44,7 +44,7 @@ from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import plain_usd
 from headgate.core.task_view import ClosureBody, closure_body, exact_moment
-from headgate.errors import IllegalSettlementError, InvalidFieldError
+from headgate.errors import BudgetExceededError, IllegalSettlementError, InvalidFieldError
 from headgate.storage.audit import AuditEntry, Detail
 
 OK = 200
@@ -91,16 +91,21 @@ async def reserve(api: Api, request: Request, _: str) -> Response:
     body = read_body(await request.json_body(), ReserveBody)
     scope = own_scope(body.scope, request.caller)
     also = [own_scope(text, request.caller, field="also") for text in body.also]
-    with _in_words_of_the_caller(body.id, scope) as reservation_id:
-        token = await api.tracker.reserve(
-            scope,
-            body.usd,
-            tokens=body.tokens,
-            reservation_id=reservation_id,
-            lease_seconds=body.lease_seconds,
-            also=also,
-            dispatched=body.dispatched,
-        )
+    try:
+        with _in_words_of_the_caller(body.id, scope) as reservation_id:
+            token = await api.tracker.reserve(
+                scope,
+                body.usd,
+                tokens=body.tokens,
+                reservation_id=reservation_id,
+                lease_seconds=body.lease_seconds,
+                also=also,
+                dispatched=body.dispatched,
+            )
+    except BudgetExceededError as error:
+        if _is_own(Scope(error.scope), request.caller):
+            raise
+        raise no_room_elsewhere(error) from None
     return json_response(OK, _shown(token, body.id, scope))
 
 

@@ -19,6 +19,7 @@ import msgspec
 from headgate.api.errors import ApiError, not_found
 from headgate.core.budgets.scopes import Scope, Tenant
 from headgate.core.task import TaskRecord
+from headgate.errors import without_figures
 from headgate.storage.store import TaskQuery
 from headgate.storage.tokens import PERMISSIONS, UNBOUND, Bounds, Permission, Token
 
@@ -92,7 +93,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Return a task that is there and belongs to the caller; any other is not found."""
         if record is None or not self.has_task(record):
             raise not_found()
-        return record
+        return self.shown(record)
+
+    def shown(self, record: TaskRecord) -> TaskRecord:
+        """Return a task without the figures of budgets that the caller may not read."""
+        if record.error is None or not self.bounds.is_bound:
+            return record
+        error = without_figures(record.error, lambda scope: self.bounds.may_charge(Scope(scope)))
+        return msgspec.structs.replace(record, error=error)
 
     def narrowed(self, query: TaskQuery) -> TaskQuery:
         """Return a query for what belongs to the caller; asking for another's is forbidden."""

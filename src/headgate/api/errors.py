@@ -295,6 +295,17 @@ def _outage(error: StoreError) -> ApiError:
     )
 
 
+def no_room_elsewhere(error: BudgetExceededError) -> ApiError:
+    """Return the error for a budget without room of which its caller may read no figures."""
+    details: Details = {
+        "scope": error.scope,
+        "unit": "usd" if error.unit == "micro_usd" else "tokens",
+        "resetsAt": _time(error.resets_at),
+        "mayClear": error.may_clear,
+    }
+    return ApiError("budget_exceeded", error.outline, details=details)
+
+
 def _exceeded(error: BudgetExceededError) -> Details:
     is_money = error.unit == "micro_usd"
     amounts = {

@@ -343,7 +343,7 @@ async def list_tasks(api: Api, request: Request, _: str) -> Response:
     given = request.query()
     left_out = dict.fromkeys(_contents(given.get("omit", "")))
     page = await api.engine.find(request.caller.narrowed(read_query(given)))
-    tasks = [snapshot_of(record) for record in page.records]
+    tasks = [snapshot_of(request.caller.shown(record)) for record in page.records]
     if left_out:
         tasks = [replace(task, **left_out) for task in tasks]
     return json_response(

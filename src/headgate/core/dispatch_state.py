@@ -22,6 +22,7 @@ from headgate.core.budgets.scopes import (
     MAX_REMEMBERED_LENGTH,
     ROOT,
     Scope,
+    Tenant,
     ancestors,
     charged_scopes,
 )
@@ -825,7 +826,7 @@ class BudgetParking:
         is_kind = part.kind == "kind"
         is_willing = is_kind or terms.on_exhausted is OnExhausted.WAIT
         if not refused.may_clear or not is_willing:
-            return Verdict(error=str(exceeded(refused)))
+            return Verdict(error=refusal_text(task, refused))
         self.refusals[part] = refused
         has_room = is_kind or refused.spent + refused.reserved + refused.overrun < refused.limit
         if has_room and len(self._aside.get(part, ())) < MAX_SET_ASIDE:
@@ -853,7 +854,8 @@ class BudgetParking:
             # A probe takes whatever is left, and a closed scope has nothing.
             requested = max(1, estimate.amount) if estimate.at_once else estimate.amount
             if used + requested > refused.limit:
-                return str(exceeded(msgspec.structs.replace(refused, requested=requested)))
+                refused = msgspec.structs.replace(refused, requested=requested)
+                return refusal_text(waiting.task, refused)
         return None
 
     def unwilling(self, scope: str) -> list[str]:
@@ -916,6 +918,17 @@ class BudgetParking:
             tasks.pop(task_id, None)
             if not tasks:
                 del self._unwilling[scope]
+
+
+def refusal_text(task: Task, refused: Refused) -> str:
+    """Say why a task is refused, to everybody who is told of it.
+
+    One that a tenant submitted has the figures of its own budgets alone.
+    """
+    error = exceeded(refused)
+    tenant = Tenant(project_id=task.project_id, agent_id=task.agent_id)
+    is_told = not task.has_claims or tenant.may_charge(refused.scope)
+    return str(error) if is_told else error.outline
 
 
 def refusing_part(task: Task, refused: Refused) -> GatePart:

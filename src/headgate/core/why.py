@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace as replaced
 
 from headgate.core.budgets.ledger import Refused
-from headgate.core.budgets.scopes import Scope, is_within
+from headgate.core.budgets.scopes import ROOT, Scope, is_within
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
 from headgate.core.gates import (
     GatePart,
@@ -32,6 +32,7 @@ from headgate.core.reasons import (
     EverythingPaused,
     FirstOfKind,
     GateClosed,
+    GlobalBudgetExhausted,
     InflightCapReached,
     LaneBehind,
     Lasting,
@@ -40,6 +41,7 @@ from headgate.core.reasons import (
     NoIdleAgent,
     NoWorker,
     ParentsPending,
+    ProjectBudgetExhausted,
     ProjectConcurrencyReached,
     Reason,
     WorkersFull,
@@ -53,6 +55,7 @@ MAX_HOLDERS = 10
 MAX_TAKERS = 5
 
 IsHolder = Callable[[InFlightAttempt], bool]
+MayRead = Callable[[Scope], bool]
 
 
 class TaskReason(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -74,13 +77,40 @@ def _is_anybodys(_: InFlightAttempt) -> bool:
     return True
 
 
+def _is_read_by_all(_: Scope) -> bool:
+    return True
+
+
+def without_figures(reason: Reason, may_read: MayRead) -> Reason:
+    """Return a reason that says which budget has no room and until when, and nothing else of it."""
+    match reason:
+        case GateClosed(kind="scope", name=name, until=until):
+            scope = Scope(name)
+        case BudgetShort(scope=name, until=until):
+            scope = Scope(name)
+        case GlobalBudgetExhausted():
+            scope, until = ROOT, None
+        case ProjectBudgetExhausted(project_id=project_id):
+            scope, until = Scope(f"project:{project_id}"), None
+        case _:
+            return reason
+    if may_read(scope):
+        return reason
+    return GateClosed(kind="scope", name=scope, until=until, why="it has no room for this task")
+
+
 def reasons(
-    dispatch_state: DispatchState, task_id: str, now: float, is_own: IsHolder = _is_anybodys
+    dispatch_state: DispatchState,
+    task_id: str,
+    now: float,
+    is_own: IsHolder = _is_anybodys,
+    may_read: MayRead = _is_read_by_all,
 ) -> tuple[TaskReason, ...]:
     """Return every rule that keeps a queued task waiting; empty if nobody knows it.
 
     What lasts longest comes first: that all capacity is taken just now is true of nearly everything
-    that waits, and is over in a moment. `is_own` tells which tasks in flight may be named.
+    that waits, and is over in a moment. `is_own` tells which tasks in flight may be named,
+    `may_read` of which budgets the figures.
     """
     waiting = dispatch_state.waiting.get(task_id)
     if waiting is None:
@@ -93,7 +123,8 @@ def reasons(
         found = [_behind(dispatch_state, waiting)]
     found.sort(key=_lasting)
     deadline = waiting.task.deadline
-    return tuple(_task_reason(dispatch_state, one, is_own, deadline) for one in found)
+    shown = [without_figures(one, may_read) for one in found]
+    return tuple(_task_reason(dispatch_state, one, is_own, deadline) for one in shown)
 
 
 def warning_at_submit(dispatch_state: DispatchState, task: Task) -> str:

@@ -461,7 +461,7 @@ async def show(view: View, _: str) -> Page:
         "labels": FILTER_FIELDS,
         "names": _names(view),
         "problem": capital(problem),
-        "rows": [row_of(record, view.now) for record in page.records],
+        "rows": [row_of(view.caller.shown(record), view.now) for record in page.records],
         "older": None if page.next_before is None else filters.older(page.next_before),
         "newer": filters.newer(),
         "newest": filters.url() if filters.before else None,

@@ -414,7 +414,13 @@ class Engine:
             raise StoreUnavailableError(problem)
         if dispatch_state is None:
             raise NotDispatchingError(self.node.leader_address)
-        found = reasons(dispatch_state, task_id, self.store.now(), partial(_is_within, bounds))
+        found = reasons(
+            dispatch_state,
+            task_id,
+            self.store.now(),
+            partial(_is_within, bounds),
+            bounds.may_charge,
+        )
         hold = dispatch_state.would_hold(task_id, self.settings.budgets)
         return Why.of(record, self.dispatcher.standings, found, hold)
 

@@ -24,6 +24,7 @@ from headgate.core.events import LAST_RANK, EventKind, TaskEvent, kind_of, rank_
 from headgate.core.gates import GateClosure
 from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
 from headgate.core.task_view import exact_moment
+from headgate.errors import without_figures
 
 MAX_EVENTS = 10_000
 MAX_ENDED = 10_000
@@ -348,10 +349,15 @@ def _happening(record: TaskRecord, kind: EventKind, now: float) -> Happening:
         task.project_id,
         status,
         progress.attempt,
-        None if record.error is None else shortened_error(record.error),
+        None if record.error is None else shortened_error(_error(record.error)),
         now if at is None else at,
         kind,
     )
+
+
+def _error(error: str) -> str:
+    """Return an error as every stream may show it: events are written once for all of them."""
+    return without_figures(error, lambda _: False)
 
 
 def event_of(happening: Happening, event_id: str) -> TaskEvent:
