@@ -27,8 +27,9 @@ class Project:
         self.refused: Counter[QueueLimit] = Counter()
         self._agents = cycle([f"{project_id}-{number}" for number in range(agents)])
 
-    async def submit(self) -> bool:
+    async def submit(self, *, not_before: float | None = None) -> bool:
         task = Task(
+            not_before=not_before,
             created_at=self.service.now(),
             project_id=self.id,
             agent_id=next(self._agents),
@@ -95,6 +96,38 @@ def test_a_flood_over_many_agents_takes_no_more_than_its_share(agents: int) -> N
         scenario,
         always(1.0),
         limits=QueueLimits(),
+        capacity=20,
+        max_inflight=20,
+        max_per_agent_inflight=20,
+        agents=(),
+    )
+
+
+def test_a_flood_for_later_that_becomes_due_at_once_takes_no_more_than_its_share() -> None:
+    async def scenario(service: Service) -> None:
+        flooding = Project(service, "x", agents=50)
+        modest = Project(service, "y", agents=2)
+        due_at = service.now() + 60
+        while await flooding.submit(not_before=due_at):
+            pass
+        assert set(flooding.refused) == {QueueLimit.PROJECT_SCHEDULED}
+        assert await flooding.waiting() == 1_778
+        # All of them could start now, and there are more than the queue has places.
+        await asyncio.sleep(65)
+        steady = asyncio.create_task(modest.keep_waiting(MODEST_WAITS))
+        await asyncio.sleep(5)
+        before = (await flooding.done(), await modest.done())
+        await asyncio.sleep(SECONDS)
+        x, y = await flooding.done() - before[0], await modest.done() - before[1]
+        assert x + y > 15 * SECONDS
+        assert abs(y / (x + y) - 0.5) <= 0.02
+        assert not modest.refused
+        steady.cancel()
+
+    play(
+        scenario,
+        always(1.0),
+        limits=QueueLimits(max_scheduled=2_000),
         capacity=20,
         max_inflight=20,
         max_per_agent_inflight=20,

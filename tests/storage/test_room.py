@@ -14,10 +14,14 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimit, QueueLimits
+from headgate.core.budgets.ledger import ReserveRequest
+from headgate.core.budgets.scopes import ROOT
+from headgate.core.money import MicroUsd, Tokens
 from headgate.core.retention import BY_SIZE, Evicted, Retention, StoreSize
 from headgate.core.task import Submission, TaskStatus
 from headgate.errors import StoreFullError
 from headgate.storage import maintenance, unit_of_work
+from headgate.storage.sql_store import StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import NewTask, Queued, TaskQuery, TurnedAway
 from headgate.storage.task_ids import first_id_at
@@ -316,6 +320,15 @@ async def test_a_full_disk_heals_by_itself(small_disk: Path) -> None:
         # Nothing new is taken; what runs is ended.
         answer = await _asked(scene, scene.new("new", submission=LARGE))
         assert isinstance(answer, TurnedAway | StoreFullError)
+        money = ReserveRequest(
+            reservation_id="r",
+            scopes=(ROOT,),
+            micro_usd=MicroUsd(0),
+            tokens=Tokens(1),
+            lease_seconds=9.0,
+        )
+        with pytest.raises(StoreFullError):
+            await StoreLedger(scene.store).reserve(money)
         await scene.settle("running")
         assert await scene.states("running") == ["done"]
         assert ids(await scene.found(TaskQuery(limit=1)))

@@ -32,7 +32,7 @@ from headgate.core.gates import GateClosure, GatePart
 from headgate.core.idempotency import KeyRefusal
 from headgate.core.retention import Evicted, Retention, RetentionCut
 from headgate.core.task import TaskRecord
-from headgate.errors import LedgerUnavailableError, StaleEpochError, StoreError
+from headgate.errors import LedgerUnavailableError, StaleEpochError, StoreError, StoreFullError
 from headgate.storage import (
     assign,
     finish,
@@ -723,8 +723,14 @@ class StoreLedger:
         return await self._access.run(partial(_create_limit, scope=scope, limit=limit))
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
-        """Hold the money in all scopes or in none; a known id gets its answer again."""
-        return await self._access.run(partial(_apply_to_ledger, request=request))
+        """Hold the money in all scopes or in none; a known id gets its answer again.
+
+        It is new work: where the disk has no room for that, `StoreFullError` is raised.
+        """
+        answer = await self._access.run(partial(_reserve, request=request))
+        if isinstance(answer, StoreFullError):
+            raise answer
+        return answer
 
     async def settle(self, request: SettleRequest) -> Reservation:
         """Apply a further call, or raise `IllegalSettlementError`."""
@@ -769,6 +775,16 @@ def _set_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit
 
 def _create_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> Limit:
     return ledger.create_limit(transaction, scope, limit)
+
+
+def _reserve(
+    transaction: Transaction, now: float, *, request: ReserveRequest
+) -> Reservation | Refused | StoreFullError:
+    size = transaction.measure(is_limited=False)
+    if size.problem:
+        # Returned, since to raise it would spoil what others do in the same transaction.
+        return StoreFullError(size.problem)
+    return _apply_to_ledger(transaction, now, request=request)
 
 
 def _apply_to_ledger(

@@ -768,7 +768,7 @@ def engine_settings(
     )
     return EngineSettings(
         dispatch=dispatch if targets is None else targets.applied_to(dispatch),
-        limits=QueueLimits(max_queue=None, max_per_agent=None),
+        limits=QueueLimits(max_queue=None, max_per_agent=None, max_scheduled=None),
         budgets=budgets,
         capacity=concurrency,
         retention=Retention(seconds=RESULTS_KEPT_SECONDS, max_tasks=None),
