@@ -696,7 +696,10 @@ class ServiceMetrics(Collector):
                 # By when it was asked for, so that what is shown is never older than it says.
                 self._read_at = now
             # The engine's own are taken here, in its loop; the text is made beside it.
-            self._shown = list(self._present())
+            self._shown = []
+            for metric in self._present():
+                self._shown.append(metric)
+                await asyncio.sleep(0)
             return await asyncio.to_thread(generate_latest, self._registry)
 
     def collect(self) -> Iterator[Metric]:

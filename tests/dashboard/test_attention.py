@@ -11,6 +11,7 @@ from headgate.budgets.status import ScopeStatus
 from headgate.core.budgets.ledger import Unit
 from headgate.core.estimates import Kind, SilentKind
 from headgate.core.slots.status import SlotBody
+from headgate.core.text import at_once
 from headgate.dashboard import overview
 from headgate.dashboard.overview import MAX_BUDGETS, MAX_NOTICES, Notice, worst_first
 from headgate.storage.usage import UnpricedModel
@@ -105,14 +106,14 @@ def test_work_that_reports_nothing_is_told_of_with_the_line_to_add() -> None:
 def test_a_budget_is_told_of_from_the_share_of_alerts_on(
     left: int, tone: str | None, words: str
 ) -> None:
-    found = list(overview.of_budgets(scope(limit_tokens=100, remaining_tokens=left)))
+    found = at_once(overview.of_budgets(scope(limit_tokens=100, remaining_tokens=left)))
     assert [(one.tone, one.text) for one in found] == ([] if tone is None else [(tone, words)])
 
 
 def test_very_many_budgets_leave_room_for_everything_else() -> None:
     full = {"limit_micro_usd": 100, "remaining_micro_usd": 0}
     children = [scope(f"run:{number}", **full) for number in range(20)]
-    found = list(overview.of_budgets(scope("", children=children)))
+    found = at_once(overview.of_budgets(scope("", children=children)))
     assert len(found) == MAX_BUDGETS + 1
     assert (found[-1].title, found[-1].href) == ("12 more budgets are used up", "/ui/budgets")
     assert found[-1].tone == "bad"

@@ -72,9 +72,9 @@ async def test_a_region_that_many_ask_for_at_once_is_drawn_once(
 ) -> None:
     drawn, draw = [], Rendering.region
 
-    def counted(self: Rendering, view: View, page: Page, name: str) -> str | None:
+    async def counted(self: Rendering, view: View, page: Page, name: str) -> str | None:
         drawn.append(name)
-        return draw(self, view, page, name)
+        return await draw(self, view, page, name)
 
     monkeypatch.setattr(Rendering, "region", counted)
     async with serving(tmp_path) as (_, app):

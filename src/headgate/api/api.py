@@ -14,6 +14,7 @@ from headgate.api.bulk import BulkWork
 from headgate.api.forwarding import Forwarder
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response
+from headgate.api.http.slices import SharedAnswers
 from headgate.api.schema.tasks import LimitsBody
 from headgate.api.shares import Shares
 from headgate.api.submission import SubmissionParser
@@ -72,6 +73,7 @@ class Api:
         self.shares = shares
         self.telemetry = telemetry
         self.forwarder = Forwarder()
+        self.shared_answers: SharedAnswers[Response] = SharedAnswers()
         self.warming: set[asyncio.Task[SlotStatus]] = set()
         self.is_paused = False
 

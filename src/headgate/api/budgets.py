@@ -20,6 +20,7 @@ from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, invalid_field, no_room_elsewhere
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
+from headgate.api.http.slices import in_slices, mapped
 from headgate.api.schema.admin import JournalBody, JournalEntryBody
 from headgate.api.schema.tasks import (
     AdjustBody,
@@ -38,12 +39,13 @@ from headgate.api.slots import known_closures
 from headgate.api.submission import check_unknown, read_body
 from headgate.budgets.status import ScopeStatus, empty_status
 from headgate.budgets.tracker import ReservationToken
-from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rates, exhausted_at
+from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rate_steps, exhausted_at
 from headgate.core.budgets.ledger import Adjustment, JournalEntry
 from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import plain_usd
 from headgate.core.task_view import ClosureBody, closure_body, exact_moment
+from headgate.core.text import Steps
 from headgate.errors import BudgetExceededError, IllegalSettlementError, InvalidFieldError
 from headgate.storage.audit import AuditEntry, Detail
 
@@ -207,7 +209,7 @@ async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
     scope = given_or_own(given, caller)
     if scope is None:
         return empty_status(Scope(caller.bounds.own_name))
-    return await api.tracker.status(scope)
+    return await in_slices(await api.tracker.status_steps(scope))
 
 
 def given_or_own(given: str, caller: Caller) -> Scope | None:
@@ -341,7 +343,7 @@ async def budget_stats(api: Api, caller: Caller, given: str = "") -> BudgetRepor
     entries = await tracker.journal(status.scope, since=since, limit=BURN_ENTRIES)
     return BudgetReport(
         status=status,
-        rates=burn_rates(entries, now=now, most=BURN_ENTRIES),
+        rates=await in_slices(burn_rate_steps(entries, now=now, most=BURN_ENTRIES)),
         waiting=_waiting(api, caller),
         now=now,
         closed=await _closed(api, caller),
@@ -383,8 +385,14 @@ async def show_budgets(api: Api, request: Request, _: str) -> Response:
     """Answer with a scope and everything within it."""
     query = request.query()
     check_unknown(query, STATUS_QUERY)
-    report = await budget_stats(api, request.caller, query.get("scope", ""))
-    return json_response(OK, _status(report, report.status))
+    caller, given = request.caller, query.get("scope", "")
+
+    async def made() -> Response:
+        report = await budget_stats(api, caller, given)
+        return json_response(OK, await in_slices(_status(report, report.status)))
+
+    key = ("budgets", given_or_own(given, caller), caller.bounds)
+    return await api.shared_answers.get(key, made)
 
 
 async def show_journal(api: Api, request: Request, _: str) -> Response:
@@ -398,7 +406,7 @@ async def show_journal(api: Api, request: Request, _: str) -> Response:
         cursor=query.get("cursor", ""),
         limit=read_limit(query),
     )
-    entries = [_entry(entry, request.caller) for entry in page.entries]
+    entries = await mapped(page.entries, lambda entry: _entry(entry, request.caller))
     body = JournalBody(
         scope=page.scope, entries=entries, count=len(entries), next_cursor=page.next_cursor
     )
@@ -444,7 +452,12 @@ def _cursor(at: float, skipped: int) -> str | None:
     return f"{at!r}_{skipped}" if skipped <= MAX_SKIPPED else None
 
 
-def _status(report: BudgetReport, status: ScopeStatus) -> BudgetStatusBody:
+def _status(report: BudgetReport, status: ScopeStatus) -> Steps[BudgetStatusBody]:
+    yield
+    children: list[BudgetStatusBody] = []
+    for child in status.children:
+        shown = yield from _status(report, child)
+        children.append(shown)
     rate, ends = report.rate(status.scope), report.exhausted_at(status)
     is_measured = rate.measured_seconds > 0
     return BudgetStatusBody(
@@ -470,7 +483,7 @@ def _status(report: BudgetReport, status: ScopeStatus) -> BudgetStatusBody:
         waiting=report.waiting.get(status.scope, 0),
         closures=[report.closed[status.scope]] if status.scope in report.closed else [],
         is_truncated=status.is_truncated,
-        children=[_status(report, child) for child in status.children],
+        children=children,
     )
 
 

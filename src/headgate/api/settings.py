@@ -6,8 +6,6 @@ it either.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 from headgate.api.admin import change_bodies, read_number
@@ -15,15 +13,17 @@ from headgate.api.api import Api, Route
 from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
+from headgate.api.http.slices import in_slices
 from headgate.api.schema.admin import LastReloadBody, OverrideBody, SettingBody, SettingsBody
 from headgate.api.submission import check_unknown, excerpt
 from headgate.config import Settings
-from headgate.config.loading import DEFAULT_ORIGIN, displayed_settings, hidden
+from headgate.config.loading import DEFAULT_ORIGIN, each_displayed, hidden
 from headgate.config.messages import key_path
 from headgate.config.overrides import PATCHABLE, Override, difference, is_in_force
 from headgate.config.reload import LiveConfig, ReloadNote
 from headgate.config.state import ConfigState
 from headgate.core.task_view import exact_moment
+from headgate.core.text import Steps
 
 OK = 200
 QUERY_FIELDS = ("section", "text", "changed", "limit", "cursor")
@@ -48,7 +48,7 @@ class SettingsQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 async def show_settings(api: Api, request: Request, _: str) -> Response:
     """Answer with one page of the settings in force."""
-    return json_response(OK, settings_body(api, read_query(request.query())))
+    return json_response(OK, await settings_body(api, read_query(request.query())))
 
 
 def read_query(given: dict[str, str]) -> SettingsQuery:
@@ -68,11 +68,12 @@ def read_query(given: dict[str, str]) -> SettingsQuery:
     )
 
 
-def settings_body(api: Api, query: SettingsQuery) -> SettingsBody:
+async def settings_body(api: Api, query: SettingsQuery) -> SettingsBody:
     """Return one page of the settings in force, with what became of the file."""
     config = api.config
     state = config.state
-    found = [one for one in _values(state) if _is_meant(query, one)]
+    values = await in_slices(_values(state))
+    found = [one for one in values if _is_meant(query, one)]
     end = query.first + query.limit
     return SettingsBody(
         file=_file(config),
@@ -90,11 +91,14 @@ def _file(config: LiveConfig) -> str | None:
     return None if origin is None or origin.path is None else str(origin.path)
 
 
-def _values(state: ConfigState) -> Iterator[SettingBody]:
+def _values(state: ConfigState) -> Steps[list[SettingBody]]:
     overridden = {key_path(*one.path) for one in _in_force(state)}
-    for key, one in displayed_settings(state.settings, state.origins).items():
+    values: list[SettingBody] = []
+    for key, one in each_displayed(state.settings, state.origins):
         origin = OVERRIDE_ORIGIN if key in overridden else one.origin
-        yield SettingBody(key=key, value=one.value, origin=origin)
+        values.append(SettingBody(key=key, value=one.value, origin=origin))
+        yield
+    return values
 
 
 def _is_meant(query: SettingsQuery, one: SettingBody) -> bool:

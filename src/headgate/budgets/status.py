@@ -10,6 +10,7 @@ from headgate.core.budgets.alerts import share_used
 from headgate.core.budgets.ledger import Account, Limit
 from headgate.core.budgets.scopes import Scope, is_within, parent
 from headgate.core.budgets.windows import format_window, resets_at
+from headgate.core.text import Steps, at_once
 
 NO_LIMIT = Limit()
 
@@ -57,11 +58,17 @@ def empty_status(scope: Scope) -> ScopeStatus:
 
 def status_tree(accounts: Sequence[Account], *, now: float, most: int) -> ScopeStatus:
     """Nest accounts, the outermost first and at most so many, under the first of them."""
+    return at_once(status_steps(accounts, now=now, most=most))
+
+
+def status_steps(accounts: Sequence[Account], *, now: float, most: int) -> Steps[ScopeStatus]:
+    """Nest accounts, in slices."""
     is_truncated, accounts = len(accounts) > most, accounts[:most]
     children: dict[Scope, list[Account]] = {account.scope: [] for account in accounts}
     for account in accounts[1:]:
         children[_nearest(account.scope, children, accounts[0].scope)].append(account)
-    return _status(accounts[0], children, now, is_truncated=is_truncated)
+        yield
+    return (yield from _status(accounts[0], children, now, is_truncated=is_truncated))
 
 
 def _nearest(scope: Scope, known: dict[Scope, list[Account]], top: Scope) -> Scope:
@@ -75,11 +82,15 @@ def _nearest(scope: Scope, known: dict[Scope, list[Account]], top: Scope) -> Sco
 
 def _status(
     account: Account, children: dict[Scope, list[Account]], now: float, *, is_truncated: bool
-) -> ScopeStatus:
+) -> Steps[ScopeStatus]:
+    yield
     balance = account.balance
     limit = NO_LIMIT if account.limit is None else account.limit
     usd, tokens = limit.limit_micro_usd, limit.limit_tokens
-    inner = sorted(children[account.scope], key=lambda child: child.scope)
+    inner: list[ScopeStatus] = []
+    for child in sorted(children[account.scope], key=lambda child: child.scope):
+        nested = yield from _status(child, children, now, is_truncated=is_truncated)
+        inner.append(nested)
     return ScopeStatus(
         scope=account.scope,
         spent_micro_usd=balance.spent_micro_usd,
@@ -97,5 +108,5 @@ def _status(
         unaccepted_micro_usd=balance.unaccepted_micro_usd,
         unaccepted_tokens=balance.unaccepted_tokens,
         is_truncated=is_truncated,
-        children=tuple(_status(child, children, now, is_truncated=is_truncated) for child in inner),
+        children=tuple(inner),
     )

@@ -20,7 +20,7 @@ from weakref import ref
 
 import msgspec
 
-from headgate.budgets.status import ScopeStatus, status_tree
+from headgate.budgets.status import ScopeStatus, status_steps, status_tree
 from headgate.budgets.waiting import BudgetQueue, queue_of, tell_freed
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
@@ -51,6 +51,7 @@ from headgate.core.money import (
     to_tokens,
     to_usd_float,
 )
+from headgate.core.text import Steps, at_once
 from headgate.errors import (
     HeadgateError,
     IllegalSettlementError,
@@ -663,9 +664,13 @@ class LedgerTracker:
 
     async def status(self, scope: str = "") -> ScopeStatus:
         """Return a scope with everything within it, exactly."""
+        return at_once(await self.status_steps(scope))
+
+    async def status_steps(self, scope: str = "") -> Steps[ScopeStatus]:
+        """Read a scope with everything within it, and return what nests it in slices."""
         # One more than is shown tells whether there are more.
         accounts = await self.ledger.accounts(parse_scope(scope), most=MAX_ACCOUNTS + 1)
-        return status_tree(accounts, now=self.ledger.now(), most=MAX_ACCOUNTS)
+        return status_steps(accounts, now=self.ledger.now(), most=MAX_ACCOUNTS)
 
     async def own_status(self, scope: str = "") -> ScopeStatus:
         """Return a scope alone, without what lies within it."""

@@ -153,12 +153,14 @@ class DisplayedValue(msgspec.Struct, frozen=True, kw_only=True):
 
 def displayed_settings(settings: Settings, origins: Origins) -> dict[str, DisplayedValue]:
     """Return every effective value by its key, with secrets hidden."""
-    return {
-        key_path(*path): DisplayedValue(
-            value=hidden(path[-1], value), origin=origins.get(path, DEFAULT_ORIGIN)
-        )
-        for path, value in _values(settings)
-    }
+    return dict(each_displayed(settings, origins))
+
+
+def each_displayed(settings: Settings, origins: Origins) -> Iterator[tuple[str, DisplayedValue]]:
+    """Give every effective value with its key, one by one: there may be thousands."""
+    for path, value in _values(settings):
+        origin = origins.get(path, DEFAULT_ORIGIN)
+        yield key_path(*path), DisplayedValue(value=hidden(path[-1], value), origin=origin)
 
 
 def _values(settings: Settings) -> Iterator[tuple[tuple[str, ...], object]]:

@@ -26,6 +26,7 @@ from headgate.api.budgets import (
     charged,
     journal_page,
 )
+from headgate.api.http.slices import in_slices
 from headgate.api.schema.admin import BudgetPatchBody, ProjectPatchBody
 from headgate.api.schema.tasks import AdjustBody
 from headgate.budgets.status import ScopeStatus
@@ -48,7 +49,7 @@ from headgate.core.budgets.scopes import (
 from headgate.core.budgets.windows import WindowKind, format_window, parse_window, window_words
 from headgate.core.estimates import Sketch
 from headgate.core.money import plain_usd, read_usd
-from headgate.core.text import count, duration, exact_usd, named_like, usd
+from headgate.core.text import Steps, count, duration, exact_usd, named_like, usd
 from headgate.dashboard.formats import BOOKINGS, said
 from headgate.dashboard.forms import (
     BUDGET_FIELDS,
@@ -257,16 +258,21 @@ class ScopeRow(msgspec.Struct, frozen=True, kw_only=True):
         return tasks_href(self.status.scope)
 
 
-def rows_of(report: BudgetReport, around: Sequence[ScopeStatus] = ()) -> list[ScopeRow]:
-    """Return a scope and all within it, each before what lies within it."""
-    top = report.status
-    return list(_rows(report, top, tuple(around), base=depth(top.scope)))
+def rows_of(
+    report: BudgetReport, around: Sequence[ScopeStatus] = ()
+) -> Steps[tuple[list[ScopeRow], list[ScopeRow]]]:
+    """Return a scope and all within it, each before what lies within it, and those without room.
 
-
-def exhausted_of(rows: Sequence[ScopeRow]) -> list[ScopeRow]:
-    """Return the rows without room, those that tasks wait for first."""
-    found = [row for row in rows if row.state == "exhausted"]
-    return sorted(found, key=lambda row: (-row.waiting, row.status.scope))
+    Of those without room the ones that tasks wait for are first.
+    """
+    top, rows = report.status, list[ScopeRow]()
+    found: list[ScopeRow] = []
+    for row in _rows(report, top, tuple(around), base=depth(top.scope)):
+        rows.append(row)
+        if row.state == "exhausted":
+            found.append(row)
+        yield
+    return rows, sorted(found, key=lambda row: (-row.waiting, row.status.scope))
 
 
 def tasks_href(scope: str) -> str:
@@ -407,8 +413,8 @@ async def show(view: View, _: str) -> Page:
         return Page(template="no_budget.html", title="Budgets", context={"why": NO_OWN_BUDGET})
     report = await budget_stats(view.api, view.caller, given)
     around = await budgets_around(view.api, view.caller, report.status.scope)
-    rows = rows_of(report, [one for one in around if _has_limit(one)])
-    find, exhausted = looked_for(view), exhausted_of(rows)
+    rows, exhausted = await in_slices(rows_of(report, [one for one in around if _has_limit(one)]))
+    find = looked_for(view)
     listed = rows[1:] if is_one else rows
     found = named_like(listed, find, lambda row: (scope_words(row.status.scope),))
     context = {

@@ -26,8 +26,9 @@ from headgate.api.app import App
 from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import Headers, Response, error_response, plain_page
+from headgate.api.http.slices import in_slices
 from headgate.config.settings import DashboardMode
-from headgate.core.text import ago, coming, relative
+from headgate.core.text import Steps, ago, coming, relative
 from headgate.dashboard import (
     audit,
     budgets,
@@ -161,12 +162,12 @@ class Rendering:
         self._templates.globals["m"] = self.macros
         self._frame = frozenset(self._templates.get_template(FRAME).blocks)
 
-    def page(self, view: View, page: Page, *, flash: tuple[str, bool] = ("", False)) -> str:
+    async def page(self, view: View, page: Page, *, flash: tuple[str, bool] = ("", False)) -> str:
         """Return a whole page; `flash` is what the last action said, and whether it failed."""
         template = self._templates.get_template(page.template)
-        return template.render(_context(view, page), flash=flash)
+        return await in_slices(_joined(template.generate(_context(view, page), flash=flash)))
 
-    def region(self, view: View, page: Page, name: str) -> str | None:
+    async def region(self, view: View, page: Page, name: str) -> str | None:
         """Return the inside of a region; None if the page has no such region."""
         template = self._templates.get_template(page.template)
         wanted = name.replace("-", "_")
@@ -174,7 +175,15 @@ class Rendering:
         # The blocks of the frame are whole parts of a page, with what their template has around.
         if block is None or wanted in self._frame:
             return None
-        return "".join(block(template.new_context(_context(view, page))))
+        return await in_slices(_joined(block(template.new_context(_context(view, page)))))
+
+
+def _joined(pieces: Iterable[str]) -> Steps[str]:
+    drawn: list[str] = []
+    for piece in pieces:
+        drawn.append(piece)
+        yield
+    return "".join(drawn)
 
 
 def _context(view: View, page: Page) -> dict[str, Any]:
@@ -219,7 +228,7 @@ class Dashboard:
         of_ledger = is_of_ledger(api_error, request.path, self._api.engine.health().parts)
         request_id, form_page = request.request_id.decode("ascii"), page_of_form(request)
         page = error_page(api_error, request_id, names_ledger=of_ledger, sent_from=form_page)
-        return self._drawn(view, page, error_response(api_error, request.request_id).headers)
+        return await self._drawn(view, page, error_response(api_error, request.request_id).headers)
 
     async def _visitor(self, request: Request, *, may_ask: bool) -> Visitor:
         try:
@@ -258,7 +267,7 @@ class Dashboard:
         if region:
             return await self._region(route, view, name, region)
         async with self._turn():
-            return self._drawn(view, await _page(route, view, name))
+            return await self._drawn(view, await _page(route, view, name))
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -280,13 +289,13 @@ class Dashboard:
         async def draw() -> str | None:
             # Several regions of a page are asked for together, and share its numbers.
             page = await self._pages.get(key, partial(_page, route, view, name))
-            return self._rendering.region(view, page, region)
+            return await self._rendering.region(view, page, region)
 
         text = await self._regions.get((*key, region), draw)
         if text is None:
             # A whole page names its visitor, so it is drawn for each.
             async with self._turn():
-                text = self._rendering.page(view, await _page(route, view, name))
+                text = await self._rendering.page(view, await _page(route, view, name))
         return compressed(page_response(OK, self._with_secret(text, view)[0]), view.request)
 
     async def _act(self, route: PageRoute, view: View, name: str) -> Response:
@@ -301,7 +310,7 @@ class Dashboard:
             done = await self._sent.once(key, deed, again=view.path)
         else:
             done = await deed()
-        return self._drawn(view, done) if isinstance(done, Page) else self._done(view, done)
+        return await self._drawn(view, done) if isinstance(done, Page) else self._done(view, done)
 
     def _done(self, view: View, done: Done) -> Response:
         to = _settled(done.to)
@@ -325,11 +334,11 @@ class Dashboard:
             needs_login=self._has_login,
         )
 
-    def _drawn(self, view: View, page: Page, further: Headers = ()) -> Response:
+    async def _drawn(self, view: View, page: Page, further: Headers = ()) -> Response:
         """Answer with a whole page, which shows once what an action said that led to it."""
         cookies = Cookies(view.request)
         flash = cookies.said(at=view.url)
-        text = self._rendering.page(view, page, flash=flash)
+        text = await self._rendering.page(view, page, flash=flash)
         text, headers = self._with_secret(text, view)
         if flash[0]:
             headers += (cookies.drop_said(at=view.url),)
@@ -345,12 +354,12 @@ class Dashboard:
 
     async def _show_login(self, api: Api, request: Request, name: str) -> Response:
         view = self._view(await authenticate(api, request, None), is_let_in=False)
-        return self._drawn_or(view, await _in_time(show_login(view, name)))
+        return await self._drawn_or(view, await _in_time(show_login(view, name)))
 
     async def _log_in(self, api: Api, request: Request, _: str) -> Response:
         view = self._view(await authenticate(api, request, None), is_let_in=False)
         form = await read_form(view.request)
-        return self._drawn_or(view, await _in_time(log_in(view, form, self._tries)))
+        return await self._drawn_or(view, await _in_time(log_in(view, form, self._tries)))
 
     async def _log_out(self, api: Api, request: Request, _: str) -> Response:
         view = self._view(await authenticate(api, request, None), is_let_in=False)
@@ -361,8 +370,8 @@ class Dashboard:
         view = self._view(await authenticate(api, request, None), is_let_in=False)
         return await choose_theme(view, await read_form(view.request))
 
-    def _drawn_or(self, view: View, page: Page | Response) -> Response:
-        return self._drawn(view, page) if isinstance(page, Page) else page
+    async def _drawn_or(self, view: View, page: Page | Response) -> Response:
+        return await self._drawn(view, page) if isinstance(page, Page) else page
 
 
 async def _to_overview(_: Api, __: Request, ___: str) -> Response:

@@ -21,6 +21,7 @@ import msgspec
 from headgate.api.budgets import own_status
 from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.response import Headers, Response
+from headgate.api.http.slices import in_slices
 from headgate.api.schema.tasks import StatsBody
 from headgate.api.slots import known_closures, slot_bodies
 from headgate.api.status import recent_step, stats_body
@@ -33,7 +34,7 @@ from headgate.core.fair_share import Share
 from headgate.core.gates import GateClosure
 from headgate.core.money import MICRO_PER_USD
 from headgate.core.slots.status import SlotBody
-from headgate.core.text import usd
+from headgate.core.text import Steps, usd
 from headgate.dashboard.budgets import BudgetBar, bars_of, claimed_words, state_of
 from headgate.dashboard.formats import SlotBar, bar_of, capital
 from headgate.dashboard.lists import CLOSURES, may_open, project_href, scope_href, slot_href
@@ -253,23 +254,31 @@ def of_switches(is_paused: bool, projects: Mapping[str, ProjectSettings]) -> Ite
             yield Notice(tone="warning", title="Project", name=name, text=words + ".", href=href)
 
 
-def of_budgets(status: ScopeStatus) -> Iterator[Notice]:
-    """Yield the scopes that have no room, or nearly none, and where claims are to be decided.
+def of_budgets(status: ScopeStatus) -> Steps[list[Notice]]:
+    """Return the scopes that have no room, or nearly none, and where claims are to be decided.
 
     Of very many only how many they are.
     """
-    found = sorted(_of_budgets(status), key=lambda notice: notice.tone != "bad")
-    yield from found[:MAX_BUDGETS]
-    if more := found[MAX_BUDGETS:]:
-        yield Notice(
-            tone=more[0].tone,
-            title=f"{len(more)} more {'budget is' if len(more) == 1 else 'budgets are'} used up",
-            text="Or nearly so, or has claims to decide: the page of budgets has them all.",
-            href="/ui/budgets",
-        )
+    found: list[Notice] = []
+    waiting = [status]
+    while waiting:
+        one = waiting.pop()
+        waiting += reversed(one.children)
+        found += _of_budget(one)
+        yield
+    found.sort(key=lambda notice: notice.tone != "bad")
+    if not (more := found[MAX_BUDGETS:]):
+        return found
+    summary = Notice(
+        tone=more[0].tone,
+        title=f"{len(more)} more {'budget is' if len(more) == 1 else 'budgets are'} used up",
+        text="Or nearly so, or has claims to decide: the page of budgets has them all.",
+        href="/ui/budgets",
+    )
+    return [*found[:MAX_BUDGETS], summary]
 
 
-def _of_budgets(status: ScopeStatus) -> Iterator[Notice]:
+def _of_budget(status: ScopeStatus) -> Iterator[Notice]:
     share = status.used_share
     if share is not None and share >= NEARLY_USED_UP:
         is_full = share >= 1
@@ -290,8 +299,6 @@ def _of_budgets(status: ScopeStatus) -> Iterator[Notice]:
             text=f"has {words} claimed beyond a limit: an operator accepts or rejects it.",
             href=scope_href(status.scope),
         )
-    for child in status.children:
-        yield from _of_budgets(child)
 
 
 def left_text(status: ScopeStatus) -> str:
@@ -430,13 +437,16 @@ async def show(view: View, _: str) -> Page:
     slots, parts = await slot_bodies(view.api, view.caller), _parts(view, stats)
     found = [
         *of_health(parts, view.api.engine.health().problem),
-        *_notices(view, budget, slots),
+        *of_switches(view.api.is_paused, _own_projects(view)),
+        *([] if budget is None else await in_slices(of_budgets(budget))),
+        *of_slots(slots),
         *of_closures(await known_closures(view.api) if view.may("admin") else ()),
         *of_unpriced(unpriced or ()),
         *of_silent(silent or ()),
         *_of_webhooks(dead, is_store_away=stats is None),
     ]
     notices, more_notices = worst_first(found)
+    budgets = [] if budget is None else await in_slices(_limited(budget))
     context: dict[str, Any] = {
         "stats": stats,
         "present": _present(view, stats),
@@ -453,18 +463,18 @@ async def show(view: View, _: str) -> Page:
         "has_history": _has_history(view),
         "oldest": oldest,
         "is_dispatching": _is_dispatching(view),
-        **_meters(view, budget, slots),
+        "budget": budget,
+        "budgets": [_budget(view, one) for one in budgets[:MAX_BUDGETS]],
+        "more_budgets": max(0, len(budgets) - MAX_BUDGETS),
+        **_meters(view, slots),
     }
     return Page(template="overview.html", title="Overview", context=context)
 
 
-def _meters(view: View, budget: ScopeStatus | None, slots: list[SlotBody]) -> dict[str, Any]:
+def _meters(view: View, slots: list[SlotBody]) -> dict[str, Any]:
     """Return who gets what: as many of each kind as are shown, and how many there are besides."""
-    budgets, shares = _limited(budget), _shares(view)
+    shares = _shares(view)
     return {
-        "budget": budget,
-        "budgets": [_budget(view, one) for one in budgets[:MAX_BUDGETS]],
-        "more_budgets": max(0, len(budgets) - MAX_BUDGETS),
         "slots": [_slot(one) for one in slots[:MAX_SLOTS]],
         "more_slots": max(0, len(slots) - MAX_SLOTS),
         "shares": shares[:MAX_SHARES],
@@ -492,14 +502,6 @@ def _why_no_budget(parts: Mapping[str, str]) -> str:
     """Return why budgets are not known, where they are not: most stores keep the ledger as well."""
     is_in_store = parts.get("ledger", OK) == OK and parts.get("store", OK) != OK
     return UNKNOWN if is_in_store else NO_LEDGER
-
-
-def _notices(view: View, budget: ScopeStatus | None, slots: list[SlotBody]) -> list[Notice]:
-    return [
-        *of_switches(view.api.is_paused, _own_projects(view)),
-        *(() if budget is None else of_budgets(budget)),
-        *of_slots(slots),
-    ]
 
 
 def of_closures(closures: Iterable[GateClosure]) -> Iterator[Notice]:
@@ -558,10 +560,8 @@ async def _dead_webhooks(view: View) -> tuple[int, bool]:
     return len(recent), len(recent) == MAX_DEAD
 
 
-def _limited(status: ScopeStatus | None) -> list[ScopeStatus]:
+def _limited(status: ScopeStatus) -> Steps[list[ScopeStatus]]:
     """List the scopes that have a limit, the fullest first."""
-    if status is None:
-        return []
     found: list[ScopeStatus] = []
     waiting = [status]
     while waiting:
@@ -569,6 +569,7 @@ def _limited(status: ScopeStatus | None) -> list[ScopeStatus]:
         waiting += one.children
         if one.used_share is not None:
             found.append(one)
+        yield
     return sorted(found, key=lambda one: (-(one.used_share or 0.0), one.scope))
 
 

@@ -59,7 +59,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 async def show(view: View, _: str) -> Page:
     """Show the settings in force, and how the node is."""
     query = _query(view)
-    body = settings_body(view.api, query)
+    body = await settings_body(view.api, query)
     nodes, more_nodes = _nodes(view)
     part = _part(view, query, body)
     context: dict[str, Any] = {

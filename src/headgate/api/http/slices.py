@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import Generic, TypeVar
 
 from headgate.core.text import Result, Steps
+
+Row = TypeVar("Row")
 
 SLICE_SECONDS = 0.002
 """How long work goes on before others have their turn."""
@@ -28,3 +32,76 @@ async def in_slices(steps: Steps[Result]) -> Result:
         if time.perf_counter() - began >= SLICE_SECONDS:
             await asyncio.sleep(0)
             began = time.perf_counter()
+
+
+async def mapped(rows: Iterable[Row], make: Callable[[Row], Result]) -> list[Result]:
+    """Make something of each row, in slices."""
+
+    def steps() -> Steps[list[Result]]:
+        made: list[Result] = []
+        for row in rows:
+            made.append(make(row))
+            yield
+        return made
+
+    return await in_slices(steps())
+
+
+class SharedAnswers(Generic[Result]):
+    """Answers that are made once for all who ask for the same at a time.
+
+    Whoever asks while one is made waits for the next, which begins after that: so no answer is
+    older than its question, and hundreds that ask at once cost as much as two. One of them makes
+    it, in its own time.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, asyncio.Future[Result]] = {}
+        self._next: dict[Hashable, _Next[Result]] = {}
+
+    async def get(self, key: Hashable, make: Callable[[], Awaitable[Result]]) -> Result:
+        """Return an answer that was begun after this was called."""
+        while (under_way := self._made.get(key)) is not None:
+            shared = self._next.setdefault(key, _Next())
+            shared.waiting += 1
+            try:
+                await asyncio.wait((under_way,))
+                if self._next.get(key) is shared:
+                    del self._next[key]
+                    return await self._make(key, make, shared.answer)
+                await asyncio.wait((shared.answer,))
+            finally:
+                shared.waiting -= 1
+                if not shared.waiting and self._next.get(key) is shared:
+                    del self._next[key]
+            # Whoever went away while it made an answer leaves that to the next.
+            if not shared.answer.cancelled():
+                return shared.answer.result()
+        return await self._make(key, make, _Next[Result]().answer)
+
+    async def _make(
+        self,
+        key: Hashable,
+        make: Callable[[], Awaitable[Result]],
+        answer: asyncio.Future[Result],
+    ) -> Result:
+        self._made[key] = answer
+        try:
+            answer.set_result(await make())
+        except Exception as error:
+            answer.set_exception(error)
+            answer.exception()  # Whether or not somebody else waits for it.
+            raise
+        finally:
+            answer.cancel()
+            if self._made.get(key) is answer:
+                del self._made[key]
+        return answer.result()
+
+
+class _Next(Generic[Result]):
+    """The answer after the one that is made, and how many wait for it."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self.waiting = 0

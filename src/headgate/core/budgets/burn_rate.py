@@ -15,6 +15,7 @@ import msgspec
 
 from headgate.core.budgets.ledger import JournalEntry
 from headgate.core.budgets.scopes import Scope
+from headgate.core.text import Steps, at_once
 
 BURN_SECONDS = 3_600.0
 RECENT_SECONDS = 600.0
@@ -72,12 +73,24 @@ def burn_rates(entries: Sequence[JournalEntry], *, now: float, most: int) -> dic
 
     As many as `most` are taken to be a part of them.
     """
+    return at_once(burn_rate_steps(entries, now=now, most=most))
+
+
+def burn_rate_steps(
+    entries: Sequence[JournalEntry], *, now: float, most: int
+) -> Steps[dict[Scope, BurnRate]]:
+    """Measure every scope, in slices."""
     by_scope: dict[Scope, list[JournalEntry]] = {}
     for entry in entries:
         for charge in entry.charges:
             by_scope.setdefault(charge.scope, []).append(entry)
+        yield
     cut_at = last_read_at(entries, most)
-    return {scope: burn_rate(own, now=now, cut_at=cut_at) for scope, own in by_scope.items()}
+    rates: dict[Scope, BurnRate] = {}
+    for scope, own in by_scope.items():
+        rates[scope] = burn_rate(own, now=now, cut_at=cut_at)
+        yield
+    return rates
 
 
 def exhausted_at(
