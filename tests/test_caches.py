@@ -33,6 +33,7 @@ CACHES = {
     "core.money._read_decimal": "100 characters",
     "core.slots.wakes.day_occurrences": "settings",
     "engine.webhooks._site": "the host of an address of at most 2,048 characters",
+    "providers.http_client._decoding_thread": "no key",
     "providers.http_client._trusted": "no key",
     "providers.prices._found_in_list": "200 characters",
     "redaction.written_forms": "keys of slots, secrets of settings",

@@ -154,7 +154,7 @@ async def adjust(api: Api, request: Request, _: str) -> Response:
     body = read_body(await request.json_body(), AdjustBody)
     status = await adjusted(api, request, body)
     report = BudgetReport(status=status, rates={}, waiting={}, now=api.tracker.ledger.now())
-    return json_response(OK, _status(report, status))
+    return json_response(OK, await in_slices(_status(report, status)))
 
 
 async def adjusted(api: Api, request: Request, body: AdjustBody) -> ScopeStatus:
