@@ -8,6 +8,7 @@ exception: an executor raises nothing for work that went wrong.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ import msgspec
 
 from headgate.core.lifecycle import Lost, Outcome
 from headgate.core.task import Submission, TaskRecord, slot_of, waits_since
-from headgate.core.text import at_once, json_steps
+from headgate.core.text import SLICE_BYTES, Steps, at_once, json_steps
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,23 +118,36 @@ _CUT = "…"
 
 def as_json(body: bytes) -> msgspec.Raw | None:
     """Return a body as JSON if it is exactly one JSON value, unchanged; otherwise None."""
+    return at_once(as_json_steps(body))
+
+
+def as_json_steps(body: bytes) -> Steps[msgspec.Raw | None]:
+    """Do the same in slices."""
     try:
         raw = bytes(msgspec.json.decode(body, type=msgspec.Raw))
         # Numbers, too: `1e400` is well formed, and no reader has a value for it.
-        at_once(json_steps(raw, levels=MAX_DEPTH))
+        yield from json_steps(raw, levels=MAX_DEPTH)
     except (ValueError, RecursionError):
         return None
     return msgspec.Raw(body.strip())
 
 
-def as_json_or_text(body: bytes) -> msgspec.Raw | None:
+def as_json_or_text(body: bytes) -> Steps[msgspec.Raw | None]:
     """Return a body as the result of a task; what is no JSON is wrapped as `{"text": …}`."""
     if not body:
         return None
-    found = as_json(body)
+    found = yield from as_json_steps(body)
     if found is not None:
         return found
-    return msgspec.Raw(msgspec.json.encode({"text": body.decode(errors="replace")}))
+    yield
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    parts = [b'{"text":"']
+    for start in range(0, len(body), SLICE_BYTES):
+        part = body[start : start + SLICE_BYTES]
+        text = decoder.decode(part, final=start + SLICE_BYTES >= len(body))
+        parts.append(msgspec.json.encode(text)[1:-1])
+        yield
+    return msgspec.Raw(b"".join((*parts, b'"}')))
 
 
 def shortened(text: str) -> str:

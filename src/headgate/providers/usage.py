@@ -16,6 +16,7 @@ import msgspec
 
 from headgate.core.lifecycle import UNKNOWN_USAGE, Usage
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, to_tokens
+from headgate.core.text import Steps, at_once
 from headgate.errors import CallerError
 from headgate.providers.content_coding import ContentCodingError, ContentDecoder, coding_of
 from headgate.providers.prices import PriceList
@@ -82,6 +83,8 @@ class _Tokens(msgspec.Struct, frozen=True, kw_only=True):
 # Some proxies write counts as 900000.0, or as texts.
 _responses = msgspec.json.Decoder(_Response, strict=False)
 _events = msgspec.json.Decoder(_Event, strict=False)
+_LINES_BYTES = 4 * 1024
+"""How much of a stream is read before others have their turn; each byte may end a line."""
 # A body is somebody else's: it may be no JSON, no UTF-8, or nested until the stack ends.
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -93,16 +96,24 @@ def usage_of(
 
     It costs what the model that answered costs, or the one that `priced_as` names.
     """
+    return at_once(usage_steps(body, prices, priced_as=priced_as))
+
+
+def usage_steps(
+    body: bytes | msgspec.Raw, prices: PriceList, *, priced_as: str | None = None
+) -> Steps[Usage]:
+    """Do the same in slices."""
     body = bytes(body)
     if _MENTION not in body:
         return UNKNOWN_USAGE
     try:
         return _priced(_responses.decode(body), prices, priced_as)
     except _UNREADABLE:
-        streamed = StreamedUsage()
-        for line in body.splitlines():
-            streamed.read(line)
-        return streamed.usage(prices, priced_as=priced_as)
+        lines = _Lines()
+    for start in range(0, len(body), _LINES_BYTES):
+        lines.feed(body[start : start + _LINES_BYTES])
+        yield
+    return lines.usage(prices, priced_as)[0]
 
 
 class StreamedUsage:
@@ -352,7 +363,7 @@ class _Lines:
             if is_ended:
                 self._end_line()
 
-    def usage(self, prices: PriceList, priced_as: str) -> tuple[Usage, bool]:
+    def usage(self, prices: PriceList, priced_as: str | None) -> tuple[Usage, bool]:
         self._end_line()
         return self._streamed.usage(prices, priced_as=priced_as), self._streamed.is_over
 
