@@ -85,6 +85,21 @@ def test_pause_and_resume_are_for_everything_or_for_one_thing(admin: Command) ->
     assert (both.code, both.err) == (2, "headgate: --agent: name one thing at a time\n")
 
 
+def test_closures_lists_what_is_closed_and_resume_opens_it(admin: Command) -> None:
+    assert admin("closures").out == "nothing is closed\n"
+    target = "echo"
+    admin("pause", "--target", target)
+    table = admin("closures").out
+    assert "operator" in table
+    assert "paused by an administrator" in table
+    assert admin("closures", "--json").json["kind"] == "target"
+    assert admin("resume", "--target", target).out == f"target {target} is active\n"
+    assert admin("closures").out == "nothing is closed\n"
+    assert admin("resume", "--budget", "project:evals").out == "budget project:evals is open\n"
+    refused = admin("resume", "--slot", "nowhere")
+    assert (refused.code, "nowhere" in refused.err) == (2, True), refused
+
+
 def test_audit_prints_who_changed_what(admin: Command) -> None:
     admin("pause", "--agent", "coder")
     admin("resume", "--agent", "coder")

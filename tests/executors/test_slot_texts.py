@@ -11,7 +11,7 @@ import pytest
 
 from executors.endpoint import reply, running_endpoint
 from executors.orders import failure_of, order, result_of
-from headgate.core.lifecycle import NOTHING_USED
+from headgate.core.lifecycle import NOTHING_USED, Limited
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.executor import OrderView, WorkOrder
@@ -202,3 +202,43 @@ async def test_what_comes_back_with_the_key_of_a_slot_is_shown_to_its_slot(statu
             await executor.execute(on(slot))
         await executor.close()
     assert seen == [("work", status, "7", clock())]
+
+
+KEYED = {"authorization": "Bearer {slot.key}"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "names_slot", "slot"),
+    [
+        # The settings say whose answer it is, or the key does.
+        ({"slot": "work"}, False, "work"),
+        ({"provider": "openai"}, False, "work"),
+        ({"provider": "openai", "headers": KEYED}, True, "work"),
+        ({"slot": "other", "headers": KEYED}, True, "work"),
+        # A task that names a slot beside any target says nothing of who answers.
+        ({}, True, None),
+        ({"slot": "other"}, True, None),
+        ({"provider": "openai"}, True, None),
+        ({"provider": "openai", "headers": {"x-slot": "{slot.name}"}}, True, None),
+    ],
+)
+async def test_a_pause_is_of_a_slot_only_where_its_provider_answered(
+    fields: dict[str, Any], names_slot: bool, slot: str | None
+) -> None:
+    seen: list[str] = []
+    async with running_endpoint(reply(429, b"{}", Retry_After="60")) as endpoint:
+        executor = build_executor(
+            "it",
+            HttpTarget(url=endpoint.url, **fields),
+            environ=PATH,
+            clock=VirtualClock(),
+            slot_keys=read_key,
+            observe_slot=lambda name, *_: seen.append(name),
+        )
+        await executor.open()
+        order = msgspec.structs.replace(on("work"), names_slot=names_slot)
+        outcome = await executor.execute(order)
+        await executor.close()
+    assert isinstance(outcome, Limited)
+    assert outcome.slot == slot
+    assert seen == ([] if slot is None else [slot])

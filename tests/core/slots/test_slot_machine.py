@@ -19,7 +19,7 @@ from core.slots.slot_world import CLAIM_SECONDS, Life, World, finish
 from headgate.core.slots.polling import due_wake, window_is_over
 from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind
 from headgate.core.slots.slot import SlotConfig, why_off
-from headgate.core.slots.steps import switch
+from headgate.core.slots.steps import reopen, switch
 from headgate.core.slots.wakes import QuotaSource, WakeConfig, WakeMode, is_paused
 
 pytestmark = pytest.mark.hypothesis
@@ -136,6 +136,11 @@ class Slots(RuleBasedStateMachine):
         config = self.world.configs[name]
         self.world.unsent.discard(name)
         self.world.step((name,), lambda rows, now: switch(rows, now, config=config, is_on=is_on))
+
+    @rule(name=names)
+    def reopen(self, name: str) -> None:
+        config = self.world.configs[name]
+        self.world.step((name,), lambda rows, now: reopen(rows, now, config=config))
 
     @rule(name=names, minutes=st.integers(30, 90), times=st.sampled_from([("09:00",), ("18:00",)]))
     def reconfigure(self, name: str, minutes: int, times: tuple[str, ...]) -> None:

@@ -12,9 +12,15 @@ import pytest
 from core.slots.slot_world import CLAIM_SECONDS, World, finish
 from headgate.core.slots.polling import RESET_POLL_DELAY_SECONDS, poll_due_at, wake_obstacle
 from headgate.core.slots.quota import QuotaFailure, QuotaFailureKind, QuotaLimit, QuotaReport
-from headgate.core.slots.slot import SlotConfig, SlotRow, standing_of
-from headgate.core.slots.steps import PollDone, begin, claim_poll, poll_done, switch
-from headgate.core.slots.wakes import Confirmation, WakeConfig, WakeMode, should_fire_wake
+from headgate.core.slots.slot import SlotConfig, SlotReading, SlotRow, standing_of
+from headgate.core.slots.steps import PollDone, begin, claim_poll, poll_done, reopen, switch
+from headgate.core.slots.wakes import (
+    Confirmation,
+    SlotSchedule,
+    WakeConfig,
+    WakeMode,
+    should_fire_wake,
+)
 
 NOW = 1_771_176_960.0
 HOUR = 3600.0
@@ -479,3 +485,31 @@ def test_steps_and_their_answers_can_be_sent_to_another_process() -> None:
     changed, row = step({}, NOW)
     assert changed == (row,)
     assert pickle.loads(pickle.dumps(row)) == row
+
+
+def test_a_slot_that_is_reopened_lets_its_tasks_go_until_the_next_answer() -> None:
+    config = SlotConfig(name="work", provider="zai")
+    used_up = SlotReading(
+        read_at=900.0,
+        percent_used=100.0,
+        resets_at=9_000.0,
+        is_exhausted=True,
+        exhausted_since=800.0,
+    )
+    paused = SlotSchedule(paused_until=5_000.0)
+    row = SlotRow(name="work", schedule=paused, reading=used_up, config=config)
+    closure = standing_of(config, row, 1_000.0).closure
+    assert closure is not None
+    assert (closure.cause, closure.by, closure.until) == ("provider", "zai", 5_000.0)
+    exhausted = standing_of(config, msgspec.structs.replace(row, schedule=SlotSchedule()), 1_000.0)
+    assert exhausted.closure is not None
+    assert (exhausted.closure.since, exhausted.closure.until) == (800.0, 9_000.0)
+    (changed,), after = reopen({"work": row}, 1_000.0, config=config)
+    assert changed == after
+    assert standing_of(config, after, 1_000.0).closure is None
+    assert after.schedule.poll_requested, "and the provider is asked"
+    off = msgspec.structs.replace(row, is_off=True)
+    _, still = reopen({"work": off}, 1_000.0, config=config)
+    closure = standing_of(config, still, 1_000.0).closure
+    assert closure is not None
+    assert closure.cause == "operator"
