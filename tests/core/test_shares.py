@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from headgate import Agent, AssignAction, Project, Task
 from headgate.core.dispatch_state import DispatchSettings, DispatchState
 from headgate.core.lifecycle import Usage, share_of
-from headgate.core.snapshot import LanePolicy, SchedulerState
+from headgate.core.snapshot import LanePolicy, SchedulerState, tokens_charged
 from headgate.core.task import Progress, TaskRecord, TaskStatus, Terms
 from headgate.testing.fleet import SimulatedFleet, Workload
 from snapshots import agents, snapshot
@@ -344,3 +344,48 @@ def test_no_claim_takes_the_share_of_an_equal_project(
             done = msgspec.structs.replace(one.task, status=TaskStatus.DONE)
             state.observe(TaskRecord(task=done, terms=one.terms, progress=progress), now)
     assert grants["honest"] >= 0.475 * grants.total()
+
+
+@pytest.mark.parametrize(
+    ("task", "default_tokens", "learned", "expected"),
+    [
+        (Task(weight=0.5), 1_000, 9_000, 500),
+        (Task(weight=0), 1_000, 0, 1),
+        (Task(estimate_tokens=0), 1_000, 0, 1),
+        (Task(weight=0, has_claims=True), 1_000, 0, 1_000),
+        (Task(weight=3, has_claims=True), 1_000, 0, 3_000),
+        (Task(estimate_tokens=0, has_claims=True), 1_000, 0, 1_000),
+        (Task(estimate_tokens=0, has_claims=True), 1_000, 9_000, 9_000),
+        (Task(estimate_tokens=20_000, has_claims=True), 1_000, 9_000, 20_000),
+        # A share is a sum of many, and fits a column however heavy its tasks are.
+        (Task(weight=1e9), 10**12, 0, 10**12),
+        (Task(weight=1e9, has_claims=True), 10**12, 0, 10**12),
+    ],
+)
+def test_what_a_task_is_charged(
+    task: Task, default_tokens: int, learned: int, expected: int
+) -> None:
+    assert tokens_charged(task, default_tokens, learned=learned) == expected
+
+
+@pytest.mark.parametrize(
+    ("cost", "seconds", "is_done", "is_claim", "expected"),
+    [
+        (Usage(), 5.0, True, False, 1_000),
+        (Usage(tokens=70), 5.0, True, False, 70),
+        (Usage(tokens=7_000), 5.0, False, False, 7_000),
+        (Usage(tokens=0), 5.0, True, False, 1_000),
+        (Usage(tokens=0), 5.0, False, False, 1_000),
+        (Usage(tokens=0), 0.25, False, False, 250),
+        (Usage(tokens=0), 0.0, False, False, 0),
+        (Usage(tokens=0), -1.0, False, False, 0),
+        (Usage(tokens=70), 5.0, True, True, 1_000),
+        (Usage(tokens=7_000), 5.0, True, True, 7_000),
+    ],
+)
+def test_what_an_attempt_counts_once_it_has_ended(
+    cost: Usage, seconds: float, is_done: bool, is_claim: bool, expected: int
+) -> None:
+    progress = Progress(share_tokens=1_000)
+    found = share_of(progress, cost, seconds=seconds, is_done=is_done, is_claim=is_claim)
+    assert found == expected

@@ -468,12 +468,16 @@ async def test_a_store_that_was_closed_has_everything_when_it_opens(place: Place
         assert await scene.get("t1") == before
 
 
-@pytest.mark.parametrize("cost", [COST, NOTHING_USED, Usage(tokens=500, micro_usd=0)])
-async def test_usage_is_booked_by_project_and_hour(place: Place, cost: Usage) -> None:
+@pytest.mark.parametrize(
+    ("cost", "share"),
+    # A success that used no tokens has had a permit all the same: it counts what it was charged.
+    [(COST, COST.tokens), (NOTHING_USED, 100), (Usage(tokens=500, micro_usd=0), 500)],
+)
+async def test_usage_is_booked_by_project_and_hour(place: Place, cost: Usage, share: int) -> None:
     async with place.scene() as scene:
         await scene.run("t1")
         await scene.settle("t1", cost=cost)
         (row,) = (await scene.store.backlog(scene.epoch)).usage
         assert (row.project_id, row.hour % 3_600) == ("search", 0)
-        assert (row.tokens, row.micro_usd) == (cost.tokens, cost.micro_usd)
+        assert (row.tokens, row.micro_usd) == (share, cost.micro_usd)
         assert (row.started, row.completed) == (1, 1)

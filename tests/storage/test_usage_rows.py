@@ -13,6 +13,11 @@ from headgate.core.budgets.ledger import Unit
 from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.estimates import SILENT_AFTER, Kind, Sample, SilentKind
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage, cost_of
+from headgate.core.money import (
+    MAX_BALANCE,
+    MAX_RESERVATION_MICRO_USD,
+    MAX_RESERVATION_TOKENS,
+)
 from headgate.core.retention import USAGE_KEPT_SECONDS
 from headgate.providers.prices import PriceList
 from headgate.storage import usage
@@ -385,3 +390,32 @@ async def test_sums_over_all_time_are_those_of_the_rows_from_before(place: Place
         assert await in_all(scene) == {
             key: tuple(2 * amount for amount in sums) for key, sums in before.items()
         }
+
+
+def filled(transaction: Transaction, now: float, *, amount: int) -> None:
+    counters = Counters(now)
+    counters.use(
+        ("search", "coder", ""),
+        is_over=True,
+        tokens=amount,
+        micro_usd=amount,
+        assumed_tokens=0,
+        assumed_micro_usd=0,
+    )
+    counters.count(TICK)
+    counters.spend("search", tokens=amount, micro_usd=amount)
+    counters.forgive("search", 2**70)
+    transaction.insert_all(counters.rows())
+
+
+async def test_sums_stop_growing_where_a_ledger_does_and_tasks_still_end(place: Place) -> None:
+    largest = Usage(tokens=MAX_RESERVATION_TOKENS, micro_usd=MAX_RESERVATION_MICRO_USD)
+    async with place.scene() as scene:
+        below = MAX_BALANCE - 1
+        await scene.store.writer.submit(partial(filled, now=scene.clock(), amount=below))
+        for task_id in ("t1", "t2", "t3"):
+            await scene.run(task_id)
+            (record,) = await scene.settle(task_id, cost=largest)
+            assert record.is_terminal
+        most = below + MAX_RESERVATION_TOKENS
+        assert await figures(scene, "project") == {"search": (4, 4, most, most)}

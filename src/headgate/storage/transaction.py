@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from headgate.core.money import MAX_BALANCE
 from headgate.core.retention import StoreSize
 from headgate.errors import LedgerUnavailableError
 
@@ -63,8 +64,9 @@ class Insert:
     """Rows to insert into a table, as one statement for each dialect.
 
     Of a row whose key exists, `updated` columns are replaced, `added` ones have the amount added,
-    and `highest` ones keep the higher amount. `columns` are pairs of a name and a type. The names
-    are the program's own, never input.
+    and `highest` ones keep the higher amount. One of `bounded` has it added until it has reached
+    the most that a ledger counts: a sum of what tasks claim must not fail the end of a task.
+    `columns` are pairs of a name and a type. The names are the program's own, never input.
     """
 
     __slots__ = ("postgres", "sqlite")
@@ -77,12 +79,18 @@ class Insert:
         key: tuple[str, ...] = (),
         updated: tuple[str, ...] = (),
         added: tuple[str, ...] = (),
+        bounded: tuple[str, ...] = (),
         highest: tuple[str, ...] = (),
     ) -> None:
         names = [name for name, _ in columns]
         into = f"INSERT INTO {table} ({', '.join(names)})"
         changes = [f"{name} = excluded.{name}" for name in updated]
         changes += [f"{name} = {table}.{name} + excluded.{name}" for name in added]
+        changes += [
+            f"{name} = {table}.{name} + CASE WHEN {table}.{name} < {MAX_BALANCE}"
+            f" THEN excluded.{name} ELSE 0 END"
+            for name in bounded
+        ]
         changes += [
             f"{name} = CASE WHEN excluded.{name} > {table}.{name}"
             f" THEN excluded.{name} ELSE {table}.{name} END"

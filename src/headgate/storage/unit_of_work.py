@@ -25,7 +25,7 @@ from headgate.core.estimates import MAX_KINDS, Kind, Learned, Sample
 from headgate.core.fair_share import SECONDS_PER_HOUR
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lane_index import NEVER_SERVED
-from headgate.core.money import MicroUsd, Tokens
+from headgate.core.money import MAX_BALANCE, MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
 from headgate.core.retention import EVICTION_RANKS, StoreSize
 from headgate.core.task import (
@@ -299,9 +299,19 @@ def _counters(
         table=table,
         columns=(*key.items(), *amounts),
         key=tuple(key),
-        added=added,
+        added=tuple([name for name in added if name not in _AMOUNTS]),
+        bounded=tuple([name for name in added if name in _AMOUNTS]),
         highest=highest,
     )
+
+
+_AMOUNTS = frozenset(
+    (
+        *("tokens", "assumed_tokens", "unpriced_tokens", "forgiven"),
+        *("micro_usd", "assumed_micro_usd", "priced_micro_usd"),
+    )
+)
+"""The columns that grow by what tasks used or claim, and not by one."""
 
 
 COUNTERS = _counters("counters", {"name": "TEXT"}, ("amount",))
@@ -499,7 +509,7 @@ class Counters:
 
     def forgive(self, project_id: str, tokens: int) -> None:
         """Add to the lag that a project was forgiven in this hour."""
-        self._usage_of(project_id)[4] += tokens
+        self._usage_of(project_id)[4] += min(tokens, MAX_BALANCE)
 
     def charge(self, charges: Iterable[RateCharge]) -> None:
         """Add to the counts of rate limits."""
