@@ -160,6 +160,22 @@ def test_a_busy_dispatcher_hears_of_lost_nodes_too() -> None:
     play(scenario, always(20.0), capacity=2, max_inflight=4)
 
 
+def test_news_in_many_parts_is_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.storage.sql_store.MAX_NEWS", 2)
+
+    async def scenario(service: Service) -> float:
+        leader, service.engine = service.engine, await service.start_another()
+        assert leader.dispatcher.is_leading
+        started = service.now()
+        task_ids = [await service.submit() for _ in range(40)]
+        for task_id in task_ids:
+            await service.ended(task_id)
+        return service.now() - started
+
+    # Each pause would be a second, and there are twenty parts.
+    assert play(scenario, always(0.5)) < 10.0
+
+
 def test_a_restarted_process_takes_back_what_it_was_running_at_once() -> None:
     async def scenario(service: Service) -> float:
         await service.engine.stop(drain_seconds=0)

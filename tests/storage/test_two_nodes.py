@@ -126,6 +126,17 @@ async def test_a_task_submitted_at_one_node_runs_on_the_other(postgres_url: str)
         assert ended.task.status is TaskStatus.DONE
 
 
+async def test_news_comes_in_parts_and_says_whether_there_is_more(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.storage.sql_store.MAX_NEWS", 4)
+    async with two_nodes(postgres_url) as pair:
+        for number in range(6):
+            await pair.second.submit(new_task(f"t{number}", by="n2"))
+        parts = [await pair.first.news(pair.epoch) for _ in range(2)]
+        assert [(len(part.records), part.has_more) for part in parts] == [(4, True), (2, False)]
+
+
 async def test_another_takes_over_when_the_lease_has_ended_and_not_before(
     postgres_url: str,
 ) -> None:

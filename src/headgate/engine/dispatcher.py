@@ -42,8 +42,8 @@ MAX_RECOVERED = 500
 RETRY_SECONDS = 0.5
 NEWS_SECONDS = 1.0
 
-LOADED_AT_ONCE = 500
-"""How many tasks are loaded between two turns of the loop, which has signs of life to show."""
+LOADED_AT_ONCE = 100
+"""How many tasks are loaded between two turns of the loop, which has requests to answer."""
 
 MAX_UNKNOWN_WRITES = 1_000
 """With more of them, it is quicker to read everything anew."""
@@ -392,7 +392,11 @@ class Dispatcher:
         self._has_news = False
         news = await self._store.news(epoch)
         now = self._news_at = self._store.now()
-        self._observe(state, news.records)
+        for start in range(0, len(news.records), LOADED_AT_ONCE):
+            self._observe(state, news.records[start : start + LOADED_AT_ONCE])
+            await asyncio.sleep(0)
+        if news.has_more:
+            self.refresh()
         for task_id in news.gone:
             state.forget(task_id, now)
             self._feed.forget(task_id)

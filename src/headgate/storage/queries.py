@@ -173,7 +173,7 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
     )
 
 
-def news(work: UnitOfWork, received: Iterable[Message]) -> News:
+def news(work: UnitOfWork, received: Iterable[Message], *, has_more: bool) -> News:
     """Look at the tasks that messages name, and at the gates that these may have closed."""
     transaction, now = work.transaction, work.now
     messages = tuple(received)
@@ -190,6 +190,7 @@ def news(work: UnitOfWork, received: Iterable[Message]) -> News:
         opened=tuple(nodes.read_part(one.task_id) for one in messages if one.kind is Kind.OPENED),
         nodes=nodes.live(transaction, now),
         tick=_counters(transaction).get(TICK, 0),
+        has_more=has_more,
     )
 
 

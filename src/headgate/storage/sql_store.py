@@ -337,7 +337,8 @@ SOLE_LEASE_SECONDS = 15.0
 """What stands for a lease where one process has the store to itself, and renews those of workers.
 A third of it is longer than that process ever waits between two signs."""
 
-MAX_MESSAGES = 10_000
+MAX_NEWS = 500
+"""How many messages the dispatcher is handed at once: their tasks are read without a pause."""
 
 
 class Reader(Protocol):
@@ -678,19 +679,16 @@ def _take_back(
 
 def _news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
     nodes.check_epoch(work.transaction, epoch, work.now)
-    received = _take(work, DISPATCHER, seen)
-    return queries.news(work, received), received[-1].seq if received else seen
+    received = nodes.take(work.transaction, DISPATCHER, seen=seen, limit=MAX_NEWS)
+    news = queries.news(work, received, has_more=len(received) == MAX_NEWS)
+    return news, received[-1].seq if received else seen
 
 
 def _collect(node_id: str, seen: int, work: UnitOfWork) -> tuple[Collected, int]:
     if nodes.not_alive(work.transaction, [node_id], work.now):
         return Collected(), seen
-    received = _take(work, node_id, seen)
+    received = nodes.take(work.transaction, node_id, seen=seen)
     return collect(work, node_id, received), received[-1].seq if received else seen
-
-
-def _take(work: UnitOfWork, recipient: str, seen: int) -> list[nodes.Message]:
-    return nodes.take(work.transaction, recipient, seen=seen, limit=MAX_MESSAGES)
 
 
 # The ledger of a task store, for whoever asks about budgets and not about tasks.

@@ -410,7 +410,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed at other nodes since the dispatcher last asked."""
+    """What changed at other nodes since the dispatcher last asked, and whether that is not all."""
 
     records: tuple[TaskRecord, ...] = ()
     gone: tuple[str, ...] = ()
@@ -418,6 +418,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     opened: tuple[GatePart, ...] = ()
     nodes: tuple[Node, ...] = ()
     tick: int = 0
+    has_more: bool = False
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
