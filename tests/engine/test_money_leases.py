@@ -223,6 +223,46 @@ def test_money_is_assumed_only_if_the_ledger_is_away_for_longer_than_the_lease(
     play(scenario, always(HOURS / 2, USED), new_ledger=outside)
 
 
+@IN_AND_OUT
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_nodes_that_come_back_late_go_on_and_book_once(
+    new_ledger: Callable[[Clock], ShakyLedger] | None, nodes: int
+) -> None:
+    """Neither store nor ledger was to be reached for longer than any lease.
+
+    A ledger outside has assumed the money meanwhile; the settlement corrects it.
+    """
+
+    async def scenario(service: Service) -> None:
+        for _ in range(nodes - 1):
+            await service.start_another()
+        await asyncio.sleep(5.0)
+        task_ids = [await service.submit() for _ in range(4)]
+        await asyncio.sleep(5.0)
+        assert [len(engine.runner) for engine in service.engines] == [4 // nodes] * nodes
+        before = [engine.node.node_id for engine in service.engines]
+        service.away = set(range(nodes))
+        if service.ledger is not None:
+            shaky(service).is_away = True
+        await asyncio.sleep(3 * LEASE_SECONDS)
+        service.away = set()
+        if service.ledger is not None:
+            shaky(service).is_away = False
+        for task_id in task_ids:
+            record = await service.ended(task_id, within_seconds=HOURS)
+            progress = record.progress
+            assert (record.task.status, progress.attempt, progress.losses) == (
+                TaskStatus.DONE,
+                1,
+                0,
+            )
+            assert (progress.used_tokens, progress.assumed_tokens) == (60, 0)
+        assert [engine.node.node_id for engine in service.engines] == before
+        await settles(service, (240, 0), within_seconds=15.0)
+
+    play(scenario, always(4 * LEASE_SECONDS, USED), new_ledger=new_ledger, capacity=4)
+
+
 def test_money_of_a_service_that_is_gone_is_assumed_when_its_lease_ends() -> None:
     """And what was held for work that nobody began is given back."""
 
