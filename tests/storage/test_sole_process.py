@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from headgate.storage.sqlite import SqliteTaskStore
-from headgate.storage.store import Node
+from headgate.storage.store import Life, Node, Visit
 from headgate.testing import VirtualClock
 
 LEASE_SECONDS = 3.0
@@ -27,3 +31,24 @@ async def test_the_next_process_dispatches_at_once_under_a_new_epoch(tmp_path: P
     clock = VirtualClock()
     assert await life(tmp_path / "tasks.db", clock, "n1") == ("n1", 1)
     assert await life(tmp_path / "tasks.db", clock, "n2") == ("n2", 2)
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_workers_are_kept_while_the_only_process_is_too_busy_to_hear_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    monkeypatch.setattr("headgate.storage.sql_store.SOLE_LEASE_SECONDS", 1.0)
+    store = SqliteTaskStore(tmp_path / "tasks.db")
+    await store.open()
+    try:
+        await store.join(Node(id="n1", capacity=1), lease_seconds=LEASE_SECONDS)
+        visit = Visit(worker_id="worker-1", agent_id="a", capacity=1, running={}, lease_seconds=1.0)
+        await store.visit(msgspec.structs.replace(visit, joins=True))
+        store.keep_alive(Life(node_id="n1", lease_seconds=LEASE_SECONDS) if is_kept else None)
+        # The event loop does nothing for longer than the lease of the worker.
+        time.sleep(1.5)  # noqa: ASYNC251
+        epoch = (await store.elect("n1", lease_seconds=LEASE_SECONDS)).epoch
+        alive = [node.id for node in (await store.backlog(epoch)).nodes]
+        assert alive == (["n1", "worker-1"] if is_kept else ["n1"])
+    finally:
+        await store.close()

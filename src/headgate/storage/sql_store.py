@@ -333,7 +333,7 @@ this time and one lease more: a minute and ten seconds for a node at the default
 dispatcher.
 """
 
-SOLE_LEASE_SECONDS = 15.0
+SOLE_LEASE_SECONDS = 10.0
 """What stands for a lease where one process has the store to itself, and renews those of workers.
 A third of it is longer than that process ever waits between two signs."""
 

@@ -198,6 +198,10 @@ class StandingOrder(NamedTuple):
     longest_seconds: float
 
 
+_LOOKS = 4
+"""How often a process that waits looks at an order, within the time of one repetition."""
+
+
 class _Kept:
     """A standing order, when the loop that gave it was last heard, and when it is due."""
 
@@ -221,6 +225,11 @@ class OrderBook:
         """Replace all orders; this is a sign of the loop."""
         now = time.monotonic()
         self._kept = tuple([_Kept(order, now) for order in orders])
+
+    @property
+    def look_seconds(self) -> float:
+        """How often somebody should look whether an order is due; 0 if there are none."""
+        return min((one.order.every_seconds for one in self._kept), default=0.0) / _LOOKS
 
     def seconds_left(self) -> float | None:
         """Return how long nothing is due; None if nothing will be before the loop is heard."""
@@ -1394,25 +1403,36 @@ def _fail_all(jobs: deque[Awaited], error: Exception) -> None:
 # more. It has no log: what it fails of, it tells its parent, which has one.
 
 _SET_DEATH_SIGNAL = 1
+_TIME_VALUE = struct.Struct("@ll")
 _STOPPED = (b"T", b"t")
 
 
-class _Inbox:
-    """The frames that have come and are yet to be worked on."""
+class _Link:
+    """The socket to the parent: frames that have come, and those that go.
+
+    No call waits for longer than until somebody should look at the standing orders. The kernel sees
+    to that, so that it costs no further call.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._frames = Frames()
         self._waiting: deque[bytes] = deque()
+        self._longest_seconds = 0.0
 
-    def next(self, seconds: float | None = None) -> bytes | None:
-        """Wait for the next frame, for so long; None if no more will come.
+    def wait_at_most(self, seconds: float) -> None:
+        """Wait for so long from now on; 0 is for ever."""
+        if seconds != self._longest_seconds:
+            self._longest_seconds = seconds
+            whole = int(seconds)
+            time_value = _TIME_VALUE.pack(whole, int((seconds - whole) * 1e6))
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._connection.setsockopt(socket.SOL_SOCKET, option, time_value)
 
-        Like a socket, it raises `TimeoutError`, or without any time `BlockingIOError`.
-        """
+    def next(self, flags: int = 0) -> bytes | None:
+        """Wait for the next frame; None if no more will come, `BlockingIOError` if none has yet."""
         while not self._waiting:
-            self._connection.settimeout(seconds)
-            piece = self._connection.recv(RECEIVE_BYTES)
+            piece = self._connection.recv(RECEIVE_BYTES, flags)
             if not piece:
                 return None
             self._waiting.extend(self._frames.feed(piece))
@@ -1421,9 +1441,19 @@ class _Inbox:
     def next_if_here(self) -> bytes | None:
         """Return the next frame if it has come already."""
         try:
-            return self.next(0.0)
-        except (BlockingIOError, TimeoutError):
+            return self.next(socket.MSG_DONTWAIT)
+        except BlockingIOError:
             return None
+
+    def send(self, frame: bytes, book: OrderBook, database: Database) -> None:
+        """Send a frame; a parent that is too busy to read is spoken for meanwhile."""
+        left = memoryview(frame)
+        while left:
+            try:
+                left = left[self._connection.send(left) :]
+            except BlockingIOError:
+                if due := book.due():
+                    perform(database, due)
 
 
 def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
@@ -1435,12 +1465,12 @@ def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
         with suppress(ImportError):
             import_module(name)
     connection = socket.socket(fileno=descriptor)
-    inbox = _Inbox(connection)
+    link = _Link(connection)
     try:
-        order = inbox.next()
+        order = link.next()
         if order is not None:
             recipe: Recipe = pickle.loads(order)  # noqa: S301
-            _serve(connection, inbox, recipe(), parent)
+            _serve(link, recipe(), parent)
     except ConnectionError:
         # The parent is gone, and nobody is left to be told.
         return
@@ -1452,26 +1482,27 @@ def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _serve(connection: socket.socket, inbox: _Inbox, setup: WriterSetup, parent: int) -> None:
+def _serve(link: _Link, setup: WriterSetup, parent: int) -> None:
     _tune_interpreter()
     book = OrderBook(partial(_is_stopped, parent))
     try:
-        while (jobs := _take(inbox, setup, book)) is not None:
+        while (jobs := _take(link, setup, book)) is not None:
             due = book.due()
             if due or jobs:
                 perform(setup.database, [*due, *jobs])
             if jobs:
-                _send(connection, framed(setup.wire.pack_answers(jobs)), setup.database, book)
+                link.send(framed(setup.wire.pack_answers(jobs)), book, setup.database)
     finally:
         setup.database.close()
 
 
-def _take(inbox: _Inbox, setup: WriterSetup, book: OrderBook) -> list[Job] | None:
+def _take(link: _Link, setup: WriterSetup, book: OrderBook) -> list[Job] | None:
     """Return what has come, nothing when a standing order is due, None at the end."""
     jobs: list[Job] = []
+    link.wait_at_most(book.look_seconds)
     try:
-        frame = inbox.next(book.seconds_left())
-    except (BlockingIOError, TimeoutError):
+        frame = link.next()
+    except BlockingIOError:
         return jobs
     if frame is None:
         return None
@@ -1482,20 +1513,8 @@ def _take(inbox: _Inbox, setup: WriterSetup, book: OrderBook) -> list[Job] | Non
             jobs += setup.wire.unpack(frame)
         if len(jobs) >= MAX_BATCH:
             break
-        frame = inbox.next_if_here()
+        frame = link.next_if_here()
     return jobs
-
-
-def _send(connection: socket.socket, frame: bytes, database: Database, book: OrderBook) -> None:
-    """Send answers; a parent that is too busy to read them is kept alive meanwhile."""
-    left = memoryview(frame)
-    while left:
-        connection.settimeout(book.seconds_left())
-        try:
-            left = left[connection.send(left) :]
-        except (BlockingIOError, TimeoutError):
-            if due := book.due():
-                perform(database, due)
 
 
 def _is_stopped(pid: int) -> bool:
