@@ -1499,7 +1499,6 @@ def _serve(link: _Link, setup: WriterSetup, parent: int) -> None:
 def _take(link: _Link, setup: WriterSetup, book: OrderBook) -> list[Job] | None:
     """Return what has come, nothing when a standing order is due, None at the end."""
     jobs: list[Job] = []
-    link.wait_at_most(book.look_seconds)
     try:
         frame = link.next()
     except BlockingIOError:
@@ -1509,6 +1508,7 @@ def _take(link: _Link, setup: WriterSetup, book: OrderBook) -> list[Job] | None:
     while frame is not None:
         if frame.startswith(STANDING):
             book.take(pickle.loads(frame[len(STANDING) :]))  # noqa: S301
+            link.wait_at_most(book.look_seconds)
         else:
             jobs += setup.wire.unpack(frame)
         if len(jobs) >= MAX_BATCH:
