@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -318,6 +320,30 @@ url = "redis://127.0.0.1:1/0"
     assert (found["directory"], found["target away"]) == ("warn", "warn")
     table = headgate("doctor", "--config", config, "--data", data).out
     assert "no-such-program-anywhere cannot be run" in table
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a command as another user")
+def test_doctor_says_which_secrets_the_user_of_a_command_could_read(headgate: Command) -> None:
+    target = '[targets.it]\nkind = "command"\ncommand = ["true"]\nrun_as = "nobody"\n'
+    # The folder of a test is for its user alone.
+    with tempfile.TemporaryDirectory() as made:
+        config, data = Path(made) / "headgate.toml", Path(made) / "data"
+        Path(made).chmod(0o755)
+        config.write_text(target)
+        data.mkdir()
+        (data / "token").write_text("x")
+        for mode, verdict in ((0o600, "ok"), (0o644, "fail")):
+            config.chmod(mode)
+            data.chmod(mode | 0o100)
+            (data / "token").chmod(0o600)
+            said = headgate("doctor", "--config", config, "--data", data, "--json")
+            assert verdicts(said)["run_as it"] == verdict
+        [line] = [one for one in said.json["checks"] if one["check"] == "run_as it"]
+        assert line["found"] == f"nobody may read {data}, {config}"
+        config.write_text(target.replace("nobody", "no-such-user"))
+        refused = headgate("config", "check", "--config", config)
+        assert refused.code != 0
+        assert "targets.it.run_as: there is no user 'no-such-user'" in refused.err + refused.out
 
 
 def test_doctor_names_settings_that_cannot_be_used(headgate: Command, tmp_path: Path) -> None:
