@@ -9,8 +9,11 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
+import psycopg
 import pytest
 
 from headgate.core.admission import QueueLimit, QueueLimits
@@ -21,6 +24,7 @@ from headgate.core.retention import BY_SIZE, Evicted, Retention, StoreSize
 from headgate.core.task import Submission, TaskStatus
 from headgate.errors import StoreFullError
 from headgate.storage import maintenance, unit_of_work
+from headgate.storage.postgres import translated
 from headgate.storage.sql_store import StoreLedger
 from headgate.storage.sqlite import SqliteTaskStore
 from headgate.storage.store import NewTask, Queued, TaskQuery, TurnedAway
@@ -226,6 +230,12 @@ async def _end(
     await scene.assign(task_id)
     await scene.settle(task_id)
     scene.clock.advance(0.1)
+
+
+def test_a_server_whose_disk_is_full_has_no_room() -> None:
+    connection = cast("psycopg.Connection[object]", SimpleNamespace(closed=False))
+    error = psycopg.errors.DiskFull("could not extend file")
+    assert isinstance(translated(error, connection), StoreFullError)
 
 
 # A real disk that is full: a small file system in memory, where the tests may mount one.
