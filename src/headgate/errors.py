@@ -272,7 +272,7 @@ class BudgetExceededError(LimitReachedError):
 
 
 _LONGEST_EXCEEDED = 2_000
-_EXCEEDED = re.compile(r"Budget exceeded: spent .+? limit \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
+_EXCEEDED = re.compile(r"Budget exceeded: .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
 
 
 def without_figures(error: str, may_read: Callable[[str], bool]) -> str:

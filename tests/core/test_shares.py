@@ -381,6 +381,9 @@ def test_what_a_task_is_charged(
         (Usage(tokens=0), -1.0, False, False, 0),
         (Usage(tokens=70), 5.0, True, True, 1_000),
         (Usage(tokens=7_000), 5.0, True, True, 7_000),
+        # A project need not be the tenant's own.
+        (Usage(tokens=10**12), 5.0, True, True, 10_000),
+        (Usage(tokens=10**12), 5.0, True, False, 10**12),
     ],
 )
 def test_what_an_attempt_counts_once_it_has_ended(

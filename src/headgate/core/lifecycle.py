@@ -316,19 +316,24 @@ hour would cost its project the share of a day.
 """
 
 
+MOST_CLAIMED_SHARE = 10
+"""So many times what an attempt was charged at its start may a claim count in a project's share."""
+
+
 def share_of(
     progress: Progress, cost: Usage, *, seconds: float, is_done: bool, is_claim: bool = False
 ) -> int:
     """Return what an attempt that ran counts in the share of its project, once it has ended.
 
     What was measured replaces what it was charged at its start. A success that used no tokens, and
-    what a tenant merely claims, lower nothing: they had a permit all the same.
+    what a tenant merely claims, lower nothing: they had a permit all the same. Nor does a claim
+    raise it by more than `MOST_CLAIMED_SHARE` times: the project need not be the tenant's own.
     """
     charged = progress.share_tokens
     if cost.tokens is None:
         return charged
     if is_claim:
-        return max(charged, cost.tokens)
+        return max(charged, min(cost.tokens, MOST_CLAIMED_SHARE * charged))
     if cost.tokens or not charged:
         return cost.tokens
     if is_done:

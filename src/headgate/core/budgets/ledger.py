@@ -892,8 +892,8 @@ class LedgerState:
             self._room -= booked
             if self._room < 0:
                 self._measure_room(booked)
-        for part in parts or (Part(reservation.charges, settlement.delta),):
-            charges, delta = self._bounded(part) if self._has_full else part
+        for charges, counted in parts or ((reservation.charges, settlement.delta),):
+            delta = self._bounded(charges, counted) if self._has_full else counted
             self.entries.append(
                 JournalEntry(
                     at=now, reservation_id=reservation.id, call=call, charges=charges, delta=delta
@@ -910,19 +910,19 @@ class LedgerState:
         self._has_full = room <= 0
         self._room = room - booked
 
-    def _bounded(self, part: Part) -> Part:
+    def _bounded(self, charges: tuple[Charge, ...], delta: Delta) -> Delta:
         """Return what is added to balances of which a column may have reached its most.
 
-        Such a column grows no more, in any balance of the part, and the journal has what is added.
+        Such a column grows no more, in any of these balances, and the journal has what is added.
         So a call never fails for what was booked before it.
         """
-        columns = msgspec.structs.asdict(part.delta)
-        for charge in part.charges:
+        columns = msgspec.structs.asdict(delta)
+        for charge in charges:
             balance = self.balances.get(charge.scope, {}).get(charge.bucket_start, EMPTY)
             for name, amount in columns.items():
                 if amount > 0 and getattr(balance, name) >= MAX_BALANCE:
                     columns[name] = 0
-        return Part(part.charges, _delta(**columns))
+        return _delta(**columns)
 
     def _count_kind(self, reservation: Reservation) -> None:
         before = self.reservations.get(reservation.id)
