@@ -179,7 +179,7 @@ async def test_a_function_that_asks_for_a_pause_is_called_again_after_it(tmp_pat
     async with stage.opened() as (backend, ear):
         await backend.submit([order(one)])
         waiting = await ear.wait_for(TaskState.QUEUED)
-        assert await backend.why(waiting) == "tries again in 1 s (attempt 1): rate limited"
+        assert await backend.why(waiting) == "paused for 1 s: rate limited (attempt 1)"
         (end,) = await ear.wait()
     assert (end.state, end.attempt) == (TaskState.DONE, 2)
 

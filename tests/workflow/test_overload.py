@@ -187,5 +187,5 @@ def test_a_run_against_a_lasting_overload_shows_its_status_and_ends_in_time(
     assert errors == {f"timed out after 7 s: {OVERLOADED}"}
     assert report["money"][0]["spent_micro_usd"] == 0
     assert f": {OVERLOADED}" in ended.stderr
-    assert "case[0] waits: tries again in " in ended.stderr
+    assert "case[0] waits: paused for " in ended.stderr
     assert "(attempt " in ended.stderr
