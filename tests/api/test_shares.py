@@ -282,7 +282,7 @@ async def test_work_gives_its_result_or_its_error() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        await play.turns.run(fails(), play.seat("one"))
+        await asyncio.create_task(play.turns.run(fails(), play.seat("one")))
 
 
 def test_callers_are_forgotten_when_they_did_nothing_for_a_while() -> None:

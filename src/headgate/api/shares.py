@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager
@@ -320,44 +319,19 @@ class Turns:
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
+        self.clock = clock
         self._used: dict[str, _Used] = {}
         self._total = 0.0
         self._window_ends_at = 0.0
-        self._backlog_seconds = 0.0
+        self.backlog_seconds = 0.0
+        """How much more was done for requests lately than the loop has time for."""
+
         self._noted_at = 0.0
         self._is_dealing = False
 
-    async def run(self, work: Coroutine[Any, Any, _Result], seat: Seat) -> _Result:
+    def run(self, work: Coroutine[Any, Any, _Result], seat: Seat) -> Coroutine[Any, Any, _Result]:
         """Do some work for whomever a seat counts for at the time."""
-        return await self._stepped(work, seat)
-
-    @types.coroutine
-    def _stepped(
-        self, work: Coroutine[Any, Any, _Result], seat: Seat
-    ) -> Generator[Any, None, _Result]:
-        clock = self._clock
-        error: BaseException | None = None
-        while True:
-            if self._backlog_seconds > ROUND_SECONDS and self._is_greedy(seat.holder.key):
-                try:
-                    yield from self._turn(seat.holder.key)
-                except BaseException as thrown:  # noqa: BLE001 - the work is told of it
-                    error = thrown
-            began_at = clock()
-            try:
-                awaited = work.send(None) if error is None else work.throw(error)
-            except StopIteration as end:
-                result: _Result = end.value
-                return result
-            finally:
-                now = clock()
-                self.charge(seat.holder.key, now - began_at, now)
-            error = None
-            try:
-                yield awaited
-            except BaseException as thrown:  # noqa: BLE001 - the work is told of it
-                error = thrown
+        return _Stepped(self, work, seat)
 
     def charge(self, key: str, seconds: float, now: float) -> None:
         """Count a step of a caller that has just ended."""
@@ -369,8 +343,8 @@ class Turns:
         used.seconds += seconds
         used.step_seconds += (seconds - used.step_seconds) / 8
         self._total += seconds
-        drained = self._backlog_seconds - (now - self._noted_at) * BUSY_SHARE
-        self._backlog_seconds = (max(0.0, drained)) + seconds
+        drained = self.backlog_seconds - (now - self._noted_at) * BUSY_SHARE
+        self.backlog_seconds = (max(0.0, drained)) + seconds
         self._noted_at = now
 
     def _first_of(self, key: str, now: float) -> _Used:
@@ -379,21 +353,25 @@ class Turns:
             self._begin_window(now)
         return self._used.setdefault(key if len(self._used) < MAX_CALLERS else "", _Used())
 
-    def _is_greedy(self, key: str) -> bool:
+    def is_greedy(self, key: str) -> bool:
         """Tell whether a caller had more than an equal part of what all had lately."""
+        callers = len(self._used)
+        if callers == 1:
+            return False
         used = self._used.get(key)
         return used is not None and (
-            bool(used.waiting) or used.seconds * len(self._used) > self._total * 1.001
+            used.seconds * callers > self._total * 1.001 or bool(used.waiting)
         )
 
-    def _turn(self, key: str) -> Generator[Any, None, None]:
+    def turn(self, key: str) -> asyncio.Future[None]:
+        """Return the next turn of a caller, which comes when it is its own."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._used[key].waiting.append(turn)
         if not self._is_dealing:
             self._is_dealing = True
             loop.call_soon(self._deal)
-        yield from turn
+        return turn
 
     def _deal(self) -> None:
         """Give turns for a round, to those first that had least; go on while anybody waits."""
@@ -421,3 +399,42 @@ class Turns:
                 del self._used[key]
         self._total = sum(used.seconds for used in self._used.values())
         self._window_ends_at = now + WINDOW_SECONDS
+
+
+class _Stepped(Coroutine[Any, Any, _Result]):
+    """Work whose steps are counted, and wait for a turn where they must."""
+
+    __slots__ = ("_is_waiting", "_seat", "_turns", "_work")
+
+    def __init__(self, turns: Turns, work: Coroutine[Any, Any, _Result], seat: Seat) -> None:
+        self._turns = turns
+        self._work = work
+        self._seat = seat
+        self._is_waiting = False
+
+    def __await__(self) -> Generator[Any, Any, _Result]:
+        raise NotImplementedError("a task steps through it")
+
+    def send(self, value: Any, /) -> Any:  # noqa: ANN401 - as a coroutine has it
+        """Take a step, or wait for the turn to take it."""
+        turns, key = self._turns, self._seat.holder.key
+        if self._is_waiting:
+            self._is_waiting = False
+        elif turns.backlog_seconds > ROUND_SECONDS and turns.is_greedy(key):
+            self._is_waiting = True
+            return turns.turn(key).__await__().send(None)
+        began_at = turns.clock()
+        try:
+            return self._work.send(value)
+        finally:
+            now = turns.clock()
+            turns.charge(self._seat.holder.key, now - began_at, now)
+
+    def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as a coroutine has it
+        """Tell the work of an error, for which there is no waiting."""
+        self._is_waiting = False
+        return self._work.throw(*error)
+
+    def close(self) -> None:
+        """End the work."""
+        self._work.close()
