@@ -146,6 +146,35 @@ def test_a_token_that_is_known_is_not_looked_up_again() -> None:
     assert door.tokens.looked_up == 1
 
 
+async def test_many_requests_with_one_token_ask_the_store_once_and_delay_no_other() -> None:
+    door = closed()
+    greedy, honest = door.token("read"), door.token("read")
+    answers = asyncio.Event()
+
+    class Slow(FakeTokens):
+        async def get(self, token_id: str) -> Any:
+            self.looked_up += 1
+            await answers.wait()
+            return door.tokens.kept.get(token_id)
+
+    tokens = Slow()
+    app = door.client.app
+    app.api.auth = Authenticator(tokens, app.api.auth.rules)
+    asked = [
+        asyncio.create_task(
+            answer_of(app, "GET", "/tasks", headers={"authorization": f"Bearer {token}"})
+        )
+        for token in [*[greedy] * 200, honest]
+    ]
+    await asyncio.sleep(0.01)
+    assert tokens.looked_up == 2
+    asked[0].cancel()
+    answers.set()
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert {end.status for end in ends[1:] if not isinstance(end, BaseException)} == {200}
+    assert app.api.auth._asking == {}
+
+
 def test_a_token_that_is_no_good_is_not_looked_up_again_for_a_while() -> None:
     clock = VirtualClock()
     door = closed()

@@ -15,7 +15,7 @@ from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.postgres import PostgresDatabase, PostgresReader
 from headgate.storage.sqlite import SqliteDatabase, SqliteReader
 from headgate.storage.transaction import Database, LostTransactionError, Transaction
-from headgate.storage.writer import ReaderPool
+from headgate.storage.writer import ReaderPool, asker
 
 BACKENDS = ("sqlite", "postgres")
 
@@ -206,3 +206,35 @@ def test_readers_are_away_with_their_server_and_come_back_with_it(postgres: Post
             assert await pool.submit(count) == 0
 
     asyncio.run(scenario())
+
+
+def test_those_who_ask_take_turns(tmp_path: Path) -> None:
+    """A hundred questions of one keep the one of another waiting for one of them."""
+    path = tmp_path / "tasks.db"
+    place = Place(SqliteDatabase(path), lambda: SqliteReader(path))
+    answered: list[str] = []
+    go_on, has_begun = threading.Event(), threading.Event()
+
+    def first(_: Transaction) -> None:
+        has_begun.set()
+        go_on.wait(10)
+
+    async def scenario() -> None:
+        async with place.pool(most=1, max_queued=120) as pool:
+            asker.set("greedy")
+            blocked = pool.submit(first)
+            await asyncio.to_thread(has_begun.wait, 10)
+            asked = [pool.submit(lambda _: answered.append("greedy")) for _ in range(107)]
+            with pytest.raises(StoreUnavailableError):
+                pool.submit(lambda _: answered.append("greedy"))
+            asker.set("modest")
+            asked.append(pool.submit(lambda _: answered.append("modest")))
+            asker.set("")
+            asked.append(pool.submit(lambda _: answered.append("service")))
+            go_on.set()
+            await asyncio.gather(blocked, *asked)
+
+    asyncio.run(scenario())
+    assert answered.index("modest") <= 2
+    assert answered.index("service") <= 3
+    assert len(answered) == 109

@@ -19,6 +19,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from ipaddress import ip_address
 from typing import NamedTuple, TypeVar
 
@@ -92,6 +93,7 @@ class Authenticator:
         self._no_good: OrderedDict[bytes, _Refused] = OrderedDict()
         self._watchers: set[Callable[[], None]] = set()
         self._good_hosts: set[bytes] = set()
+        self._asking: dict[tuple[bytes, int], asyncio.Future[Caller]] = {}
         self._turns = asyncio.Semaphore(MAX_LOOK_UPS)
         self._changes = 0
         self._refused = 0
@@ -197,6 +199,24 @@ class Authenticator:
         return caller
 
     async def _found(self, authorization: bytes) -> Caller:
+        """Return who has a token. Hundreds of requests with one ask the store for it once.
+
+        The question is nobody's in particular, so it waits for no turn of whoever asks.
+        """
+        key = (_digest(authorization), self._changes)
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = asyncio.ensure_future(self._ask(authorization))
+            asking.add_done_callback(partial(self._end_asking, key))
+        return await asyncio.shield(asking)
+
+    def _end_asking(self, key: tuple[bytes, int], asking: asyncio.Future[Caller]) -> None:
+        del self._asking[key]
+        if not asking.cancelled():
+            # Marks an error as seen: all who asked may have gone meanwhile.
+            asking.exception()
+
+    async def _ask(self, authorization: bytes) -> Caller:
         read = read_token(authorization[len(_BEARER) :].decode("latin-1").strip())
         if read is None:
             raise self._refuse("", _NOT_KNOWN)

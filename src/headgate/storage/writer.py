@@ -30,7 +30,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from contextvars import Context
+from contextvars import Context, ContextVar
 from enum import Enum
 from functools import partial
 from importlib import import_module
@@ -611,8 +611,63 @@ def _deliver(jobs: Sequence[Awaited]) -> None:
 # thread has a connection of its own that can only read; it connects with the first question, and
 # again after a loss. An answer has everything in it that was acknowledged before the question.
 
+# Those who ask take turns: hundreds of long lists of one caller keep another's question waiting for
+# one of them.
+
 MAX_READERS = 2
 MAX_QUESTIONS = 1_024
+SHARE_OF_QUESTIONS = 8
+"""How many times as many questions as there is room for one asker may have waiting."""
+
+asker: ContextVar[str] = ContextVar("asker", default="")
+"""For whom a question is asked; empty is the service itself."""
+
+_QUESTION, _END = "question", "end"
+
+
+class _Questions:
+    """Questions that wait, by asker; each asker in turn has one of its own answered."""
+
+    def __init__(self) -> None:
+        self._tickets: SimpleQueue[str] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._by_asker: dict[str, deque[Awaited]] = {}
+        self._turns: deque[str] = deque()
+
+    def __len__(self) -> int:
+        return self._tickets.qsize()
+
+    def of(self, who: str) -> int:
+        """Return how many questions of an asker wait."""
+        return len(self._by_asker.get(who, ()))
+
+    def put(self, who: str, job: Awaited) -> None:
+        """Have a question answered."""
+        with self._lock:
+            waiting = self._by_asker.get(who)
+            if waiting is None:
+                waiting = self._by_asker[who] = deque()
+                self._turns.append(who)
+            waiting.append(job)
+        self._tickets.put(_QUESTION)
+
+    def end(self) -> None:
+        """Have one thread end when everything that waits by now is answered."""
+        self._tickets.put(_END)
+
+    def get(self) -> Awaited | None:
+        """Wait for the next question; None is the end."""
+        if self._tickets.get() is _END:
+            return None
+        with self._lock:
+            who = self._turns.popleft()
+            waiting = self._by_asker[who]
+            job = waiting.popleft()
+            if waiting:
+                self._turns.append(who)
+            else:
+                del self._by_asker[who]
+        return job
 
 
 class ReaderPool:
@@ -630,7 +685,7 @@ class ReaderPool:
         self._most = most
         self._max_queued = max_queued
         self._close_seconds = close_seconds
-        self._queue: SimpleQueue[Awaited | None] = SimpleQueue()
+        self._questions = _Questions()
         self._threads: list[threading.Thread] = []
         # Nothing may be queued behind the marks that end the threads: it would wait for ever.
         self._closing = threading.Lock()
@@ -640,7 +695,7 @@ class ReaderPool:
         if self._threads:
             return
         # Threads that hang since the last close keep their queue, and end when they are answered.
-        self._queue = SimpleQueue()
+        self._questions = _Questions()
         self._threads = [self._thread(number) for number in range(self._most)]
         for thread in self._threads:
             thread.start()
@@ -650,40 +705,41 @@ class ReaderPool:
         with self._closing:
             threads, self._threads = self._threads, []
             for _ in threads:
-                self._queue.put(None)
+                self._questions.end()
         joins = [asyncio.to_thread(thread.join, self._close_seconds) for thread in threads]
         await asyncio.gather(*joins)
 
     def submit(self, question: Callable[[Transaction], Answer]) -> asyncio.Future[Answer]:
         """Ask a question of what has been committed; it may be asked twice, if no reply comes."""
-        job = Awaited(question)
+        job, who = Awaited(question), asker.get()
         with self._closing:
-            self._refuse_unless_open()
-            self._queue.put(job)
+            self._refuse_unless_open(who)
+            self._questions.put(who, job)
         return job.future
 
-    def _refuse_unless_open(self) -> None:
+    def _refuse_unless_open(self, who: str) -> None:
         if not self._threads:
             raise StoreUnavailableError("the database is closed; open it again")
         if not self._threads[0].is_alive():
             # A fork takes the object along but not its threads, and nobody would answer.
             problem = "the database was opened in another process; open it in this process"
             raise StoreUnavailableError(problem)
-        if self._queue.qsize() >= self._max_queued:
-            problem = f"{self._max_queued} questions wait already; try again later"
+        waiting = len(self._questions)
+        if self._questions.of(who) >= SHARE_OF_QUESTIONS * (self._max_queued - waiting):
+            problem = f"{waiting} questions wait, of at most {self._max_queued}; try again later"
             raise StoreUnavailableError(problem)
 
     def _thread(self, number: int) -> threading.Thread:
         return threading.Thread(
             target=_answer_questions,
-            args=(self._make_reader(), self._queue),
+            args=(self._make_reader(), self._questions),
             name=f"headgate-reader-{number}",
             daemon=True,
         )
 
 
-def _answer_questions(reader: Database, queue: SimpleQueue[Awaited | None]) -> None:
-    while (job := queue.get()) is not None:
+def _answer_questions(reader: Database, questions: _Questions) -> None:
+    while (job := questions.get()) is not None:
         if not job.future.cancelled():
             _ask(reader, job)
             answer([job])
