@@ -413,7 +413,8 @@ class _Stepped(Coroutine[Any, Any, _Result]):
         self._is_waiting = False
 
     def __await__(self) -> Generator[Any, Any, _Result]:
-        raise NotImplementedError("a task steps through it")
+        # A part of other work is counted with that.
+        return self._work.__await__()
 
     def send(self, value: Any, /) -> Any:  # noqa: ANN401 - as a coroutine has it
         """Take a step, or wait for the turn to take it."""
