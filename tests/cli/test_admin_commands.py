@@ -332,12 +332,15 @@ def test_doctor_says_which_secrets_the_user_of_a_command_could_read(headgate: Co
         config.write_text(target)
         data.mkdir()
         (data / "token").write_text("x")
-        for mode, verdict in ((0o600, "ok"), (0o644, "fail")):
-            config.chmod(mode)
-            data.chmod(mode | 0o100)
-            (data / "token").chmod(0o600)
-            said = headgate("doctor", "--config", config, "--data", data, "--json")
-            assert verdicts(said)["run_as it"] == verdict
+        (data / "token").chmod(0o600)
+        config.chmod(0o600)
+        data.chmod(0o700)
+        said = headgate("doctor", "--config", config, "--data", data, "--json")
+        assert verdicts(said)["run_as it"] == "ok"
+        config.chmod(0o644)
+        data.chmod(0o744)
+        said = headgate("doctor", "--config", config, "--data", data, "--json")
+        assert verdicts(said)["run_as it"] == "fail"
         [line] = [one for one in said.json["checks"] if one["check"] == "run_as it"]
         assert line["found"] == f"nobody may read {data}, {config}"
         config.write_text(target.replace("nobody", "no-such-user"))

@@ -31,6 +31,7 @@ from headgate.executors.confinement import (
     Launcher,
     command_user,
     control_groups,
+    end_commands,
     kill_marked,
     marked,
     new_mark,
@@ -261,6 +262,16 @@ def test_what_another_service_marked_is_left_alone() -> None:
             found = f"A=1\0{MARK_VARIABLE}={mark}\0".encode()
             judged = confinement._is_doomed(found, frozenset(), orphans=True)
             assert judged is is_doomed, name
+
+
+async def test_a_process_that_ends_at_once_takes_its_commands_along(
+    fifo: Path, ending: Fields
+) -> None:
+    async with opened(staying(AWAY["a daemon"], fifo, ending), environ=PATH) as executor:
+        running, left = await left_by(executor, fifo)
+        await asyncio.to_thread(end_commands)
+        await asyncio.to_thread(wait_for_end, left)
+        await running
 
 
 async def test_a_look_that_fails_is_made_again(fifo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -345,7 +345,10 @@ def _leave_behind(demo: Demo | None) -> None:
 
 
 def _exit(code: int, demo: Demo | None) -> None:
-    """End the process at once; of a demonstration nothing may be left even so."""
+    """End the process at once; of commands and a demonstration nothing may be left even so."""
+    from headgate.executors.confinement import end_commands  # noqa: PLC0415
+
+    end_commands()
     if demo is not None:
         demo.remove_folder()
     os._exit(code)

@@ -36,7 +36,6 @@ from headgate.executors.confinement import (
     control_groups,
     launcher,
     marked,
-    new_mark,
 )
 from headgate.executors.executor import (
     WorkOrder,
@@ -225,7 +224,7 @@ class Children:
 
     async def run(self, child: Child) -> Outcome:
         """Run a child to its end; a cancellation ends its whole group before it goes on."""
-        mark, confined_in = new_mark(), None
+        mark, confined_in = self._sweeper.begin(), None
         # A command of the service's own user could end the service itself, and is trusted with the
         # mark. Whoever is another user from the beginning cannot enter a group of this one's.
         if self._groups is not None and child.user is not None and self._launcher.sets_user:

@@ -439,6 +439,17 @@ def _end_orphans(pid: int) -> None:  # noqa: ARG001  once for each process
         _LOG.warning("ended %d processes of commands whose service was killed", killed)
 
 
+_unswept: set[str] = set()
+"""The marks of attempts that run, or after which nobody has looked yet."""
+
+
+def end_commands() -> None:
+    """End all that commands have started, where the process ends at once and nothing is awaited."""
+    with suppress(OSError):
+        if _unswept and has_marks():
+            kill_marked(_unswept)
+
+
 class Sweeper:
     """Ends what attempts have left behind: soon after each, without anybody waiting for it.
 
@@ -454,14 +465,23 @@ class Sweeper:
         """End what a service that was killed has left on this machine."""
         await asyncio.to_thread(_end_orphans, os.getpid())
 
+    @staticmethod
+    def begin() -> str:
+        """Return the mark of a new attempt."""
+        mark = new_mark()
+        _unswept.add(mark)
+        return mark
+
     def ended(self, mark: str, group: Path | None) -> None:
         """End what is left of an attempt."""
         if group is not None:
             ControlGroups.kill(group)
             self._has_groups = True
+            _unswept.discard(mark)
         elif has_marks():
             self._marks.add(mark)
         else:
+            _unswept.discard(mark)
             return
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._sweep())
@@ -489,6 +509,7 @@ class Sweeper:
             self._marks |= marks
             _LOG.warning("what commands left running was not looked for: %s", error)
             return
+        _unswept.difference_update(marks)
         if killed:
             _LOG.info("ended %d processes that commands had left running", killed)
         groups = control_groups() if self._has_groups else None
