@@ -156,7 +156,10 @@ class StoreMachine(RuleBasedStateMachine):
         agent = (known and known.agent_id) or "helper"
         line = self.scene.line(name, attempt=attempt, node_id=node_id, agent_id=agent)
         (answer,) = self.run(self.scene.plan(line))
+        is_new = known is not None and known.state == "queued"
         expected = self.model.assign(name, attempt, node_id, starts=is_here, agent=agent)
+        if expected and is_new and known is not None:
+            known.started_at = self.clock()
         assert isinstance(answer, Assigned) == expected
 
     def _join(self, _draw: Draw) -> None:
@@ -176,6 +179,8 @@ class StoreMachine(RuleBasedStateMachine):
     def _collect(self, _draw: Draw) -> None:
         collected = self.run(self.store.collect(self.away or AWAY))
         expected = self.model.collect(self.away or AWAY)
+        for name in expected:
+            self.model.tasks[name].started_at = self.clock()
         assert sorted(record.task.id for record in collected.started) == sorted(expected)
 
     def _settle(self, draw: Draw) -> None:
@@ -257,7 +262,7 @@ class StoreMachine(RuleBasedStateMachine):
             if task.state not in ENDED
         }
         assert backlog.tick == self.model.ticks
-        assert sum(row.tokens for row in backlog.usage) == self.model.spent_tokens
+        assert sum(row.tokens for row in backlog.usage) == self.model.shared_tokens
 
     @invariant()
     def what_ended_stays_ended(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from math import ceil
 
 ENDED = ("done", "failed", "cancelled", "rejected")
 GOES_FIRST = ("rejected", "cancelled", "done", "failed")
@@ -26,6 +27,7 @@ class ModelTask:
     taken_by: str | None = None
     settled_by: str | None = None
     is_to_cancel: bool = False
+    started_at: float = 0.0
     completed_at: float | None = None
     landed: tuple[int, str | None, int] = (0, None, 0)
     noted: list[tuple[int, str | None, int]] = field(default_factory=list)
@@ -43,6 +45,7 @@ class TaskModel:
     tasks: dict[str, ModelTask] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
     spent_tokens: int = 0
+    shared_tokens: int = 0
     ticks: int = 0
 
     def waiting_for(self, task: ModelTask) -> int:
@@ -122,7 +125,12 @@ class TaskModel:
             return task.settled_by == node_id
         if task.node_id != node_id:
             return False
-        self._land(task, tokens)
+        share = tokens
+        if not tokens:
+            # It had its permit, and counts what it was charged; a failure for how long it had it.
+            seconds = 1.0 if end == "done" else min(1.0, now - task.started_at)
+            share = ceil(RESERVED_TOKENS * seconds)
+        self._land(task, tokens, share)
         task.settled_by = node_id
         self._conclude(name, task, end, now)
         return True
@@ -197,11 +205,12 @@ class TaskModel:
         else:
             self._end(name, task, end or "cancelled", now)
 
-    def _land(self, task: ModelTask, tokens: int) -> None:
+    def _land(self, task: ModelTask, tokens: int, share: int | None = None) -> None:
         task.landed = (task.attempt, task.node_id, tokens)
         task.node_id = None
         task.state = "landed"
         self.spent_tokens += tokens
+        self.shared_tokens += tokens if share is None else share
         self.ticks += 1
 
     def _store_ended(self, name: str, task: ModelTask, state: str, now: float) -> None:
