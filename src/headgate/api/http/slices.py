@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from headgate.core.text import Result, Steps
 
@@ -20,18 +21,33 @@ SLICE_SECONDS = 0.002
 """How long work goes on before others have their turn."""
 
 
+_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
 async def in_slices(steps: Steps[Result]) -> Result:
-    """Do work to its end, and give others their turn whenever it has taken a slice of time."""
-    began = time.perf_counter()
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        if time.perf_counter() - began >= SLICE_SECONDS:
+    """Do work to its end, and give others their turn whenever it has taken a slice of time.
+
+    Of all work that takes longer than a slice one has a turn in a round of the loop, so that sixty
+    large bodies hold the loop no longer than one does.
+    """
+    is_over, result = _slice(steps)
+    while not is_over:
+        async with _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             await asyncio.sleep(0)
-            began = time.perf_counter()
+            is_over, result = _slice(steps)
+    return cast("Result", result)
+
+
+def _slice(steps: Steps[Result]) -> tuple[bool, Result | None]:
+    """Work for a slice of time; tell whether it is done, and what came of it."""
+    began = time.perf_counter()
+    try:
+        next(steps)
+        while time.perf_counter() - began < SLICE_SECONDS:
+            next(steps)
+    except StopIteration as end:
+        return True, end.value
+    return False, None
 
 
 async def mapped(rows: Iterable[Row], make: Callable[[Row], Result]) -> list[Result]:
