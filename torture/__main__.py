@@ -8,7 +8,7 @@ import sys
 
 ALL = (
     *("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads", "slots"),
-    "runs",
+    *("runs", "tenants"),
 )
 
 

@@ -1,0 +1,148 @@
+"""Whatever a tenant sends, the other one keeps its money, its place, its secrets and its room."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from budgets.servers import PostgresServer
+from headgate.api.app import ROUTES
+from headgate.api.openapi import openapi
+from tenants.harms import HARMS, KINDS, UNKNOWN_TASK, Attack, attacks, described, routes
+from tenants.world import (
+    BOUNDS,
+    MOST_SECONDS,
+    SECRET,
+    Answer,
+    Tenant,
+    World,
+    own_task_body,
+    running_world,
+)
+
+NEEDS = {f"{route.method} {route.path}": route.needs for route in ROUTES}
+FOR_TENANTS = [route for route, needs in NEEDS.items() if needs not in ("admin", None)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with running_world(tmp_path_factory.mktemp("tenants")) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def world_on_postgres(
+    tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer
+) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("tenants_pg")
+    with running_world(folder, "--store", postgres.new_schema()) as world:
+        yield world
+
+
+def test_every_route_and_field_has_a_row() -> None:
+    document = msgspec.json.decode(msgspec.json.encode(openapi(ROUTES)))
+    for_admin = {route for route, needs in NEEDS.items() if needs == "admin"}
+    wanted = {
+        route: set() if route in for_admin else fields
+        for route, fields in described(document).items()
+    }
+    assert {route: set(fields) for route, fields in routes().items()} == wanted
+
+
+def test_every_harm_is_aimed_at() -> None:
+    kinds = {kind for fields in routes().values() for kind in fields.values()}
+    assert kinds == set(KINDS)
+    assert {aim for kind in KINDS.values() for aim in kind.aims} == set(HARMS)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("route", FOR_TENANTS)
+def test_no_field_of_a_route_harms_another(world: World, route: str, bound: str) -> None:
+    harmless(world, route, world.hostile[bound])
+
+
+@pytest.mark.parametrize(
+    "route", [route for route in FOR_TENANTS if "budgets/" in route or "/tasks" in route]
+)
+def test_no_field_harms_another_on_postgresql(world_on_postgres: World, route: str) -> None:
+    harmless(world_on_postgres, route, world_on_postgres.hostile["project"])
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize(
+    "route", [route for route, needs in NEEDS.items() if needs == "admin"]
+)
+def test_a_tenant_is_refused_what_an_operator_may(world: World, route: str, bound: str) -> None:
+    method, _, path = route.partition(" ")
+    for name in ("common", "theirs", world.their_done_task, "no-such"):
+        answer = world.hostile[bound].ask(method, path.replace("{id}", name), {})
+        assert answer.status == 403, (route, name, answer)
+        assert SECRET not in answer.text
+
+
+@pytest.mark.parametrize("permission", ["submit", "read", "cancel"])
+def test_a_token_does_only_what_it_is_for(world: World, permission: str) -> None:
+    tenant = world.token_with(permission, BOUNDS["both"])
+    for route, needs in NEEDS.items():
+        method, _, path = route.partition(" ")
+        if needs is None or path.endswith("/events"):
+            continue
+        answer = tenant.ask(method, path.replace("{id}", "no-such"), {})
+        assert (answer.status == 403) == (needs != permission), (route, answer)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_what_belongs_to_others_is_answered_like_what_does_not_exist(
+    world: World, bound: str
+) -> None:
+    tenant = world.hostile[bound]
+    for route in (route for route in FOR_TENANTS if "/tasks/{id}" in route):
+        method, _, path = route.partition(" ")
+        body = {"workerId": "w", "attempt": 1, "error": "e"} if "POST" in route else None
+        if route.endswith("complete"):
+            body = {"workerId": "w", "attempt": 1}
+        answers = [
+            _told(tenant.ask(method, path.replace("{id}", task_id), body), task_id)
+            for task_id in (UNKNOWN_TASK, world.their_done_task, world.their_waiting_task)
+        ]
+        assert answers[0] == answers[1] == answers[2], route
+    parents = [
+        _told(tenant.ask("POST", "/tasks", _depending(tenant, task_id)), task_id)
+        for task_id in (UNKNOWN_TASK, world.their_done_task, world.their_waiting_task)
+    ]
+    assert parents[0] == parents[1] == parents[2]
+
+
+def harmless(world: World, route: str, tenant: Tenant) -> None:
+    """Attack a route with all that the table has, and look at what it did to the other."""
+    for attack in attacks(route, tenant, world):
+        answer = _sent(tenant, attack)
+        assert SECRET not in answer.text, f"read: {attack}: {answer.text[:300]}"
+        assert answer.status < 500 or answer.status in (503, 507), f"{attack}: {answer.text[:300]}"
+        assert answer.cpu_seconds < MOST_SECONDS, f"slow: {attack}: {answer.cpu_seconds} s"
+    assert world.harms() == []
+
+
+def _sent(tenant: Tenant, attack: Attack) -> Answer:
+    return tenant.ask(
+        attack.method,
+        attack.path,
+        attack.body,
+        headers=dict(attack.headers),
+        is_stream=attack.is_stream,
+    )
+
+
+def _depending(tenant: Tenant, task_id: str) -> dict[str, object]:
+    return own_task_body(tenant) | {"dependsOn": [task_id]}
+
+
+def _told(answer: Answer, task_id: str) -> tuple[int, str]:
+    """Return an answer without what is new with every request."""
+    body = json.loads(answer.text)
+    for name in ("requestId", "instance", "detail"):
+        body.pop(name, None)
+    return answer.status, json.dumps(body).replace(task_id, "(id)")

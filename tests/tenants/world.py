@@ -1,0 +1,411 @@
+"""Two tenants on one real service: one who is honest, and one who has every kind of bound token.
+
+The honest one, `theirs`, has tasks, budgets, a worker, a slot and names that nobody was told. The
+hostile one has a token for the project `mine`, one for the agent `mallory`, and one for both. After
+each attack `World.harms` says what it did to the other.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from service.fake_providers import fake_provider
+from service.support import ServiceProcess, running_service
+
+SETTINGS = """
+[auth]
+required = true
+
+[scheduler]
+max_inflight = 8
+
+[targets.echo]
+kind = "callable"
+entry_point = "headgate.executors.callable:echo"
+default = true
+
+[projects.mine]
+[projects.theirs]
+
+[agents.their-agent]
+target = "pull"
+
+[budgets.root]
+limit_usd = "1000"
+limit_tokens = 100_000_000
+
+[budgets."project:mine"]
+limit_usd = "{own_usd}"
+limit_tokens = {own_tokens}
+
+[budgets."project:theirs"]
+limit_usd = "500"
+limit_tokens = 50_000_000
+
+[budgets."project:theirs/agent:mallory"]
+limit_usd = "{own_usd}"
+limit_tokens = {own_tokens}
+
+[[slots]]
+name = "common"
+provider = "zai"
+base_url = "{provider}"
+key_env = "SLOT_KEY"
+
+[[slots]]
+name = "{secret}-slot"
+provider = "zai"
+base_url = "{provider}"
+key_env = "SLOT_KEY"
+"""
+SECRET = "ostrich"
+"""A word that the attacker never sends: whatever answer has it tells something of the other."""
+
+MINE, THEIRS, MALLORY, THEIR_AGENT = "mine", "theirs", "mallory", "their-agent"
+OWN_USD, OWN_TOKENS = 1, 1_000_000
+"""The limit of each scope of the hostile tenant, so what each of its tokens may spend at most."""
+
+PERMISSIONS = ["submit", "read", "cancel"]
+BOUNDS: dict[str, dict[str, str]] = {
+    "project": {"projectId": MINE},
+    "agent": {"agentId": MALLORY},
+    "both": {"projectId": MINE, "agentId": MALLORY},
+}
+"""Every kind of bound token."""
+
+MOST_SECONDS = 0.6
+"""How much processor time of the service one request may take; most take a thousandth of it."""
+
+MOST_STORED_BYTES = 96 << 20
+PROBE_SECONDS = 15.0
+STREAM_SECONDS = 0.3
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Answer(NamedTuple):
+    """What came back, and what it has cost the service."""
+
+    status: int
+    text: str
+    cpu_seconds: float
+
+    @property
+    def json(self) -> Any:
+        """The body, decoded."""
+        return json.loads(self.text)
+
+
+class Tenant:
+    """Somebody with a token, on a connection of their own."""
+
+    def __init__(self, service: ServiceProcess, token: str, *, kind: str = "") -> None:
+        self.kind = kind
+        self.token = token
+        self._service = service
+        self._connection: http.client.HTTPConnection | None = None
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        headers: dict[str, str] | None = None,
+        is_stream: bool = False,
+    ) -> Answer:
+        """Send one request; of a stream, return what comes within a moment."""
+        started = cpu_seconds(self._service.pids)
+        content = body if isinstance(body, bytes) else _encoded(body)
+        sent = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        for is_last in (False, True):
+            connection = self._connected()
+            try:
+                connection.request(method, path, content, sent | (headers or {}))
+                response = connection.getresponse()
+                break
+            except (ConnectionError, http.client.HTTPException):
+                # The service closes a connection after a request that it could not read.
+                self.close()
+                if is_last:
+                    raise
+        if is_stream and response.status == 200:
+            text = _first(response, connection)
+            self.close()
+        else:
+            text = response.read().decode(errors="replace")
+        return Answer(response.status, text, cpu_seconds(self._service.pids) - started)
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> http.client.HTTPConnection:
+        if self._connection is None:
+            place = urlsplit(self._service.address).netloc
+            self._connection = http.client.HTTPConnection(place, timeout=30.0)
+        return self._connection
+
+
+class World:
+    """A service with two tenants, and what the honest one must never feel."""
+
+    def __init__(self, service: ServiceProcess, operator: Tenant) -> None:
+        self.service = service
+        self.operator = operator
+        self._tenants = [operator]
+        self.hostile = {kind: self._tenant(kind, bounds) for kind, bounds in BOUNDS.items()}
+        self.honest = self._tenant(f"{SECRET} token", {"projectId": THEIRS})
+        self.their_worker_token = self._tenant(f"{SECRET} worker", {"agentId": THEIR_AGENT})
+        self.their_done_task = self.their_waiting_task = self.their_worker = ""
+        self._before: dict[str, tuple[float, int]] = {}
+        self._stored = 0
+
+    def token_with(self, permission: str, bounds: dict[str, str]) -> Tenant:
+        """Return a tenant with one permission alone."""
+        return self._tenant(permission, bounds, [permission])
+
+    def own_task(self, tenant: Tenant, **fields: object) -> str:
+        """Submit a task of the hostile tenant that waits for a far day, and return its id."""
+        later = {"action": "wait", "notBefore": "2030-01-01T00:00:00Z"}
+        answer = tenant.ask("POST", "/tasks", own_task_body(tenant) | later | fields)
+        assert answer.status == 202, answer
+        return str(answer.json["taskId"])
+
+    def taken_task(self, tenant: Tenant) -> tuple[str, str, int]:
+        """Have a worker of the hostile tenant take a task: its id, the worker's, the attempt.
+
+        Only a token that is bound to no project may work, so others have a task of their own.
+        """
+        body = own_task_body(tenant) | {"target": "pull", "action": "pull"}
+        wanted = tenant.ask("POST", "/tasks", body)
+        assert wanted.status == 202, wanted
+        if tenant.kind != "agent":
+            return str(wanted.json["taskId"]), "no-worker", 1
+        place = f"/agents/{MALLORY}/claim"
+        worker_id = ""
+        for _ in range(20):
+            offer = {"capacity": 100, "waitSeconds": 1} | (
+                {"workerId": worker_id} if worker_id else {}
+            )
+            claimed = tenant.ask("POST", place, offer)
+            assert claimed.status == 200, claimed
+            worker_id = claimed.json["workerId"]
+            for task in claimed.json["tasks"]:
+                if task["taskId"] == wanted.json["taskId"]:
+                    return str(task["taskId"]), worker_id, int(task["attempt"])
+        raise AssertionError("the task was not handed out")
+
+    def harms(self) -> list[str]:
+        """Say what the honest tenant has lost since this was last asked."""
+        found = [*self._spent(), *self._blocked(), *self._filled()]
+        if found:
+            self._before, self._stored = self._balances(), self._stored_bytes()
+        return found
+
+    def close(self) -> None:
+        """Hang up."""
+        for tenant in self._tenants:
+            tenant.close()
+
+    def _tenant(
+        self, name: str, bounds: dict[str, str], permissions: list[str] | None = None
+    ) -> Tenant:
+        wish = {"name": name, "permissions": permissions or PERMISSIONS} | bounds
+        answer = self.operator.ask("POST", "/tokens", wish)
+        assert answer.status == 201, answer
+        tenant = Tenant(self.service, answer.json["token"], kind=name)
+        self._tenants.append(tenant)
+        return tenant
+
+    def prepare(self) -> None:
+        """Give the honest tenant what may be harmed."""
+        done = self._submitted(
+            action=f"{SECRET} action",
+            labels={SECRET: SECRET},
+            params={SECRET: SECRET},
+            scopes=[f"project:{THEIRS}/session:{SECRET}"],
+            agentId=f"{SECRET}-agent",
+        )
+        self.their_done_task = self._ended(done)
+        waiting = {"notBefore": "2030-01-01T00:00:00Z", "params": {SECRET: SECRET}}
+        self.their_waiting_task = self._submitted(**waiting, agentId=f"{SECRET}-agent")
+        worker = self.their_worker_token.ask("POST", f"/agents/{THEIR_AGENT}/claim", {"capacity": 1})
+        assert worker.status == 200, worker
+        self.their_worker = str(worker.json["workerId"])
+        body = {"id": "their-call", "scope": f"project:{THEIRS}/session:{SECRET}", "usd": "0.25"}
+        held = self.honest.ask("POST", "/budgets/reserve", body | {"tokens": 10})
+        assert held.status == 200, held
+        self._before = self._balances()
+        self._stored = self._stored_bytes()
+
+    def _submitted(self, **fields: object) -> str:
+        answer = self.honest.ask("POST", "/tasks", {"action": "probe", "agentId": "a"} | fields)
+        assert answer.status == 202, answer
+        return str(answer.json["taskId"])
+
+    def _ended(self, task_id: str) -> str:
+        ends_at = time.monotonic() + PROBE_SECONDS
+        while (state := self._task(task_id)["state"]) != "done":
+            assert time.monotonic() < ends_at, f"a task of the honest tenant is {state}"
+            time.sleep(0.005)
+        return task_id
+
+    def _task(self, task_id: str) -> Any:
+        answer = self.honest.ask("GET", f"/tasks/{task_id}")
+        assert answer.status == 200, answer
+        return answer.json
+
+    def _balances(self) -> dict[str, tuple[float, int]]:
+        """Return what is left in the scopes of others, in dollars and in tokens."""
+        found = {}
+        for scope in ("", f"project:{THEIRS}", f"project:{THEIRS}/session:{SECRET}"):
+            stats = self.operator.ask("GET", f"/budgets/status?scope={scope}").json
+            used = sum(float(stats[f"{column}Usd"]) for column in ("spent", "reserved", "overrun"))
+            tokens = sum(stats[f"{column}Tokens"] for column in ("spent", "reserved", "overrun"))
+            found[scope] = (used, tokens)
+        return found
+
+    def _spent(self) -> Iterator[str]:
+        """Each hostile token may use up the limit of its own scope, and nothing beyond it."""
+        tokens_of_probes = 1_000_000
+        allowed = {
+            "": (3 * OWN_USD, 3 * OWN_TOKENS + tokens_of_probes),
+            f"project:{THEIRS}": (OWN_USD, OWN_TOKENS + tokens_of_probes),
+        }
+        for scope, (usd, tokens) in self._balances().items():
+            usd_before, tokens_before = self._before[scope]
+            most_usd, most_tokens = allowed.get(scope, (0, 0))
+            if usd - usd_before > most_usd + 1e-9:
+                yield f"spend: ${usd - usd_before} of '{scope}'"
+            if tokens - tokens_before > most_tokens:
+                yield f"spend: {tokens - tokens_before} tokens of '{scope}'"
+
+    def _blocked(self) -> Iterator[str]:
+        try:
+            self._ended(self._submitted())
+            self._pulled()
+        except AssertionError as error:
+            yield f"block: {error}"
+        waiting = self._task(self.their_waiting_task)["state"]
+        if waiting != "queued":
+            yield f"block: the task that waits is {waiting}"
+        if self._task(self.their_done_task)["state"] != "done":
+            yield "block: a task that was done is no longer"
+        for slot in self.operator.ask("GET", "/slots").json["slots"]:
+            if not slot["enabled"] or slot.get("closures"):
+                yield f"block: the slot {slot['name']} is closed: {slot}"
+        for name in (THEIRS, "default"):
+            project = self.operator.ask("GET", f"/projects/{name}").json
+            if project["status"] != "active":
+                yield f"block: the project {name} is {project['status']}"
+        for target in self.operator.ask("GET", "/targets").json["targets"]:
+            if target["name"] != "pull" and (
+                target["status"] != "active" or target.get("closures")
+            ):
+                yield f"block: the target is closed: {target}"
+
+    def _pulled(self) -> None:
+        """The honest tenant's own worker gets the honest tenant's own task."""
+        task_id = self._submitted(agentId=THEIR_AGENT, target="pull")
+        ends_at = time.monotonic() + PROBE_SECONDS
+        offer = {"workerId": self.their_worker, "capacity": 1, "waitSeconds": 1}
+        while time.monotonic() < ends_at:
+            claimed = self.their_worker_token.ask("POST", f"/agents/{THEIR_AGENT}/claim", offer)
+            if claimed.status == 410 or claimed.status == 404:
+                offer.pop("workerId", None)
+                continue
+            assert claimed.status == 200, claimed
+            self.their_worker = offer["workerId"] = claimed.json["workerId"]
+            for task in claimed.json["tasks"]:
+                report = {"workerId": self.their_worker, "attempt": task["attempt"]}
+                done = self.their_worker_token.ask(
+                    "POST", f"/tasks/{task['taskId']}/complete", report
+                )
+                assert done.status == 200, done
+                if task["taskId"] == task_id:
+                    return
+        raise AssertionError("the honest worker did not get its task")
+
+    def _filled(self) -> Iterator[str]:
+        grown = self._stored_bytes() - self._stored
+        if grown > MOST_STORED_BYTES:
+            yield f"fill: {grown >> 20} MiB were stored"
+
+    def _stored_bytes(self) -> int:
+        return sum(path.stat().st_size for path in (self.service.folder / "data").glob("*.db*"))
+
+
+def own_task_body(tenant: Tenant) -> dict[str, object]:
+    """Return the least that a task of a hostile token has to say."""
+    own: dict[str, dict[str, object]] = {
+        "project": {"agentId": MALLORY},
+        "agent": {"projectId": MINE},
+        "both": {},
+    }
+    return {"action": "work", **own.get(tenant.kind, {"projectId": MINE, "agentId": MALLORY})}
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """Return how much processor time processes have used."""
+    total = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS
+
+
+def _encoded(body: object) -> bytes | None:
+    return None if body is None else json.dumps(body).encode()
+
+
+def _first(response: http.client.HTTPResponse, connection: http.client.HTTPConnection) -> str:
+    sock = connection.sock
+    if sock is None:
+        return ""
+    sock.settimeout(STREAM_SECONDS)
+    pieces: list[bytes] = []
+    try:
+        while piece := response.read1(65_536):
+            pieces.append(piece)
+    except TimeoutError:
+        pass
+    return b"".join(pieces).decode(errors="replace")
+
+
+@contextmanager
+def running_world(folder: Path, *arguments: str) -> Iterator[World]:
+    """Run a service with two tenants."""
+    with fake_provider() as provider:
+        config = folder / "headgate.toml"
+        config.write_text(
+            SETTINGS.format(
+                provider=provider, secret=SECRET, own_usd=OWN_USD, own_tokens=OWN_TOKENS
+            )
+        )
+        os.environ["SLOT_KEY"] = "sk-no-key-of-anybody"
+        try:
+            with running_service(folder, "--config", str(config), *arguments) as service:
+                operator = Tenant(
+                    service, (folder / "data" / "token").read_text().strip(), kind="operator"
+                )
+                world = World(service, operator)
+                try:
+                    world.prepare()
+                    yield world
+                finally:
+                    world.close()
+        finally:
+            del os.environ["SLOT_KEY"]
