@@ -287,7 +287,9 @@ class Attacker:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to a node."""
         async with asyncio.timeout(ANSWER_SECONDS):
-            return await asyncio.open_connection("127.0.0.1", self._random.choice(self._orders.ports))
+            return await asyncio.open_connection(
+                "127.0.0.1", self._random.choice(self._orders.ports)
+            )
 
     def head(self, method: str, path: str, token: str, length: int = 0) -> bytes:
         """Write the head of a request."""

@@ -368,12 +368,14 @@ class Attack(NamedTuple):
 def routes() -> dict[str, dict[str, str]]:
     """Return the fields of each route in the table, with their kinds."""
     found: dict[str, dict[str, str]] = {}
+    route = ""
     for line in TABLE.strip().splitlines():
         if not line.startswith(" "):
-            fields = found.setdefault(line.strip(), {})
+            route = line.strip()
+            found[route] = {}
         else:
             name, kind = line.split()
-            fields[name] = kind
+            found[route][name] = kind
     return found
 
 

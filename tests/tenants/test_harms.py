@@ -72,9 +72,7 @@ def test_no_field_harms_another_on_postgresql(world_on_postgres: World, route: s
 
 
 @pytest.mark.parametrize("bound", BOUNDS)
-@pytest.mark.parametrize(
-    "route", [route for route, needs in NEEDS.items() if needs == "admin"]
-)
+@pytest.mark.parametrize("route", [route for route, needs in NEEDS.items() if needs == "admin"])
 def test_a_tenant_is_refused_what_an_operator_may(world: World, route: str, bound: str) -> None:
     method, _, path = route.partition(" ")
     for name in ("common", "theirs", world.their_done_task, "no-such"):

@@ -125,17 +125,25 @@ class Tenant:
         started = cpu_seconds(self._service.pids)
         content = body if isinstance(body, bytes) else _encoded(body)
         sent = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        for is_last in (False, True):
-            connection = self._connected()
-            try:
-                connection.request(method, path, content, sent | (headers or {}))
-                response = connection.getresponse()
-                break
-            except (ConnectionError, http.client.HTTPException):
-                # The service closes a connection after a request that it could not read.
-                self.close()
-                if is_last:
-                    raise
+        try:
+            return self._asked(method, path, content, sent | (headers or {}), is_stream, started)
+        except (ConnectionError, http.client.HTTPException):
+            # The service closes a connection after a request that it could not read.
+            self.close()
+            return self._asked(method, path, content, sent | (headers or {}), is_stream, started)
+
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None,
+        headers: dict[str, str],
+        is_stream: bool,
+        started: float,
+    ) -> Answer:
+        connection = self._connected()
+        connection.request(method, path, content, headers)
+        response = connection.getresponse()
         if is_stream and response.status == 200:
             text = _first(response, connection)
             self.close()
@@ -239,7 +247,9 @@ class World:
         self.their_done_task = self._ended(done)
         waiting = {"notBefore": "2030-01-01T00:00:00Z", "params": {SECRET: SECRET}}
         self.their_waiting_task = self._submitted(**waiting, agentId=f"{SECRET}-agent")
-        worker = self.their_worker_token.ask("POST", f"/agents/{THEIR_AGENT}/claim", {"capacity": 1})
+        worker = self.their_worker_token.ask(
+            "POST", f"/agents/{THEIR_AGENT}/claim", {"capacity": 1}
+        )
         assert worker.status == 200, worker
         self.their_worker = str(worker.json["workerId"])
         body = {"id": "their-call", "scope": f"project:{THEIRS}/session:{SECRET}", "usd": "0.25"}
@@ -321,7 +331,7 @@ class World:
         offer = {"workerId": self.their_worker, "capacity": 1, "waitSeconds": 1}
         while time.monotonic() < ends_at:
             claimed = self.their_worker_token.ask("POST", f"/agents/{THEIR_AGENT}/claim", offer)
-            if claimed.status == 410 or claimed.status == 404:
+            if claimed.status in (404, 410):
                 offer.pop("workerId", None)
                 continue
             assert claimed.status == 200, claimed
