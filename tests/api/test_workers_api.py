@@ -291,3 +291,11 @@ def test_a_worker_needs_a_token_of_its_agent_or_an_administrators(
         assert complete.status == status or (status, complete.status) == (403, 404)
 
     run(scenario)
+
+
+def test_nothing_has_an_empty_name(run: Callable[[Scenario], None]) -> None:
+    async def scenario(app: App) -> None:
+        answer = await post(app, "/agents//claim", capacity=1)
+        assert (answer.status, answer.problem["code"]) == (404, "not_found")
+
+    run(scenario)

@@ -392,6 +392,13 @@ def described(document: Mapping[str, Any]) -> dict[str, set[str]]:
     return found
 
 
+def first(route: str, tenant: Tenant, world: World) -> Attack:
+    """Return the request that the attacks on a route begin from, which harms nobody."""
+    method, _, path = route.partition(" ")
+    name, body = _base(route, tenant, world)
+    return _attack(method, path, name, body, "(nothing)", None)
+
+
 def attacks(route: str, tenant: Tenant, world: World) -> Iterator[Attack]:
     """Send every hostile value in every field of a route, all else being right."""
     method, _, path = route.partition(" ")
@@ -455,7 +462,7 @@ def _base(route: str, tenant: Tenant, world: World) -> tuple[str, dict[str, Any]
             claimed = tenant.ask("POST", f"/agents/{MALLORY}/claim", {"capacity": 1})
             return MALLORY, {"workerId": claimed.json.get("workerId", "x"), "running": []}
         case "POST /budgets/create":
-            return "", {"scope": own_scope, "limitUsd": "0.5"}
+            return "", {"scope": f"{own_scope}/step:{_new_id()}", "limitUsd": "0.5"}
         case "POST /budgets/reserve":
             return "", {"id": _new_id(), "scope": own_scope, "usd": "0", "tokens": 0}
         case (
@@ -467,6 +474,10 @@ def _base(route: str, tenant: Tenant, world: World) -> tuple[str, dict[str, Any]
             held = {"id": _new_id(), "scope": own_scope}
             tenant.ask("POST", "/budgets/reserve", held | {"usd": "0.000001", "tokens": 1})
             return "", held
+        case "POST /tasks/{id}/retry":
+            task_id = world.own_task(tenant)
+            tenant.ask("POST", f"/tasks/{task_id}/cancel")
+            return task_id, {}
         case "GET /projects/{id}":
             return MINE, None
         case "GET /slots/{id}":

@@ -26,6 +26,7 @@ required = true
 
 [scheduler]
 max_inflight = 8
+worker_lease_seconds = 2
 
 [targets.echo]
 kind = "callable"
@@ -58,13 +59,13 @@ limit_tokens = {own_tokens}
 name = "common"
 provider = "zai"
 base_url = "{provider}"
-key_env = "SLOT_KEY"
+key_file = "{key_file}"
 
 [[slots]]
 name = "{secret}-slot"
 provider = "zai"
 base_url = "{provider}"
-key_env = "SLOT_KEY"
+key_file = "{key_file}"
 """
 SECRET = "ostrich"
 """A word that the attacker never sends: whatever answer has it tells something of the other."""
@@ -185,9 +186,7 @@ class World:
     def own_task(self, tenant: Tenant, **fields: object) -> str:
         """Submit a task of the hostile tenant that waits for a far day, and return its id."""
         later = {"action": "wait", "notBefore": "2030-01-01T00:00:00Z"}
-        answer = tenant.ask("POST", "/tasks", own_task_body(tenant) | later | fields)
-        assert answer.status == 202, answer
-        return str(answer.json["taskId"])
+        return self._taken_in(tenant, own_task_body(tenant) | later | fields)
 
     def taken_task(self, tenant: Tenant) -> tuple[str, str, int]:
         """Have a worker of the hostile tenant take a task: its id, the worker's, the attempt.
@@ -195,10 +194,9 @@ class World:
         Only a token that is bound to no project may work, so others have a task of their own.
         """
         body = own_task_body(tenant) | {"target": "pull", "action": "pull"}
-        wanted = tenant.ask("POST", "/tasks", body)
-        assert wanted.status == 202, wanted
+        wanted = self._taken_in(tenant, body)
         if tenant.kind != "agent":
-            return str(wanted.json["taskId"]), "no-worker", 1
+            return wanted, "no-worker", 1
         place = f"/agents/{MALLORY}/claim"
         worker_id = ""
         for _ in range(20):
@@ -209,13 +207,14 @@ class World:
             assert claimed.status == 200, claimed
             worker_id = claimed.json["workerId"]
             for task in claimed.json["tasks"]:
-                if task["taskId"] == wanted.json["taskId"]:
-                    return str(task["taskId"]), worker_id, int(task["attempt"])
+                if task["taskId"] == wanted:
+                    return wanted, worker_id, int(task["attempt"])
         raise AssertionError("the task was not handed out")
 
     def harms(self) -> list[str]:
         """Say what the honest tenant has lost since this was last asked."""
         found = [*self._spent(), *self._blocked(), *self._filled()]
+        self._clear()
         if found:
             self._before, self._stored = self._balances(), self._stored_bytes()
         return found
@@ -224,6 +223,19 @@ class World:
         """Hang up."""
         for tenant in self._tenants:
             tenant.close()
+
+    def _taken_in(self, tenant: Tenant, body: dict[str, object]) -> str:
+        answer = tenant.ask("POST", "/tasks", body)
+        if answer.status == 429:
+            self._clear()
+            answer = tenant.ask("POST", "/tasks", body)
+        assert answer.status == 202, answer
+        return str(answer.json["taskId"])
+
+    def _clear(self) -> None:
+        """Cancel what waits of the attacker, whose limits must not keep the next attack out."""
+        for wish in ({"projectId": MINE}, {"agentId": MALLORY}):
+            self.operator.ask("POST", "/tasks/cancel", wish | {"confirm": True, "limit": 1000})
 
     def _tenant(
         self, name: str, bounds: dict[str, str], permissions: list[str] | None = None
@@ -319,9 +331,8 @@ class World:
             if project["status"] != "active":
                 yield f"block: the project {name} is {project['status']}"
         for target in self.operator.ask("GET", "/targets").json["targets"]:
-            if target["name"] != "pull" and (
-                target["status"] != "active" or target.get("closures")
-            ):
+            is_open = target["status"] == "active" and not target.get("closures")
+            if target["id"] != "pull" and not is_open:
                 yield f"block: the target is closed: {target}"
 
     def _pulled(self) -> None:
@@ -399,23 +410,24 @@ def _first(response: http.client.HTTPResponse, connection: http.client.HTTPConne
 def running_world(folder: Path, *arguments: str) -> Iterator[World]:
     """Run a service with two tenants."""
     with fake_provider() as provider:
+        key_file = folder / "key"
+        key_file.write_text("sk-no-key-of-anybody")
+        key_file.chmod(0o600)
         config = folder / "headgate.toml"
         config.write_text(
             SETTINGS.format(
-                provider=provider, secret=SECRET, own_usd=OWN_USD, own_tokens=OWN_TOKENS
+                provider=provider,
+                secret=SECRET,
+                own_usd=OWN_USD,
+                own_tokens=OWN_TOKENS,
+                key_file=key_file,
             )
         )
-        os.environ["SLOT_KEY"] = "sk-no-key-of-anybody"
-        try:
-            with running_service(folder, "--config", str(config), *arguments) as service:
-                operator = Tenant(
-                    service, (folder / "data" / "token").read_text().strip(), kind="operator"
-                )
-                world = World(service, operator)
-                try:
-                    world.prepare()
-                    yield world
-                finally:
-                    world.close()
-        finally:
-            del os.environ["SLOT_KEY"]
+        with running_service(folder, "--config", str(config), *arguments) as service:
+            token = (folder / "data" / "token").read_text().strip()
+            world = World(service, Tenant(service, token, kind="operator"))
+            try:
+                world.prepare()
+                yield world
+            finally:
+                world.close()

@@ -282,7 +282,8 @@ def _name(shape: tuple[str, ...], segments: list[str]) -> str | None:
             name = given
         elif wanted != given:
             return None
-    return name
+    # Nothing has an empty name.
+    return name or None
 
 
 def _other_method(method: str, routes: dict[str, Route]) -> Response:

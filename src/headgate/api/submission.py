@@ -326,6 +326,8 @@ def parse_identifier(text: str, field: str, *, most: int = MAX_ID_LENGTH) -> str
     """Check a name that ends up in columns, headers and log lines."""
     if len(text) > most:
         reject_field(field, f"has {len(text)} characters, at most {most} are kept")
+    if not text:
+        reject_field(field, "must not be empty")
     if not text.isprintable() or text[0] == " " or text[-1] == " ":
         reject_field(field, "must be printable, without spaces at its ends")
     return text
