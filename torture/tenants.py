@@ -368,7 +368,7 @@ class HostileTenant:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._process is not None
-        output, _errors = await self._process.communicate()
+        output, _errors = await self._process.communicate(b"")
         if self._process.returncode:
             self._found.broken.append(f"the attacker ended with {self._process.returncode}")
         else:
