@@ -182,6 +182,7 @@ POST /budgets/commit
   scope            scope
   usd              money
   tokens           number
+POST /budgets/adjust
 POST /budgets/release
   id               reservation
   scope            scope
@@ -215,6 +216,8 @@ GET /targets/{id}
 PATCH /targets/{id}
 GET /budgets
 PATCH /budgets
+GET /closures
+POST /closures/open
 GET /audit
 GET /settings
 GET /slots

@@ -11,8 +11,10 @@ import http.client
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -66,6 +68,7 @@ name = "{secret}-slot"
 provider = "zai"
 base_url = "{provider}"
 key_file = "{key_file}"
+projects = ["theirs"]
 """
 SECRET = "ostrich"
 """A word that the attacker never sends: whatever answer has it tells something of the other."""
@@ -74,6 +77,11 @@ MINE, THEIRS, MALLORY, THEIR_AGENT = "mine", "theirs", "mallory", "their-agent"
 OWN_USD, OWN_TOKENS = 1, 1_000_000
 """The limit of each scope of the hostile tenant, so what each of its tokens may spend at most."""
 
+OWN_SCOPES = (
+    f"project:{MINE}",
+    f"project:{MINE}/agent:{MALLORY}",
+    f"project:{THEIRS}/agent:{MALLORY}",
+)
 PERMISSIONS = ["submit", "read", "cancel"]
 BOUNDS: dict[str, dict[str, str]] = {
     "project": {"projectId": MINE},
@@ -193,6 +201,7 @@ class World:
 
         Only a token that is bound to no project may work, so others have a task of their own.
         """
+        self._give_back()
         body = own_task_body(tenant) | {"target": "pull", "action": "pull"}
         wanted = self._taken_in(tenant, body)
         if tenant.kind != "agent":
@@ -212,14 +221,14 @@ class World:
                 # One that an earlier attack has left.
                 told = {"workerId": worker_id, "attempt": task["attempt"]}
                 tenant.ask("POST", f"/tasks/{task['taskId']}/complete", told)
-        raise AssertionError("the task was not handed out")
+        why = self.operator.ask("GET", f"/tasks/{wanted}").text
+        raise AssertionError(f"the task was not handed out: {why}")
 
     def harms(self) -> list[str]:
         """Say what the honest tenant has lost since this was last asked."""
         found = [*self._spent(), *self._blocked(), *self._filled()]
         self._clear()
-        if found:
-            self._before, self._stored = self._balances(), self._stored_bytes()
+        self._before = self._balances()
         return found
 
     def close(self) -> None:
@@ -236,9 +245,24 @@ class World:
         return str(answer.json["taskId"])
 
     def _clear(self) -> None:
-        """Cancel what waits of the attacker, whose limits must not keep the next attack out."""
+        """Cancel what waits of the attacker and give it its money back.
+
+        Its own limits must not keep the next attack from what it aims at.
+        """
         for wish in ({"projectId": MINE}, {"agentId": MALLORY}):
             self.operator.ask("POST", "/tasks/cancel", wish | {"confirm": True, "limit": 1000})
+        self._give_back()
+
+    def _give_back(self) -> None:
+        for scope in OWN_SCOPES:
+            books = self.operator.ask("GET", f"/budgets/status?scope={scope}").json
+            usd = Decimal(books["spentUsd"]) + Decimal(books["overrunUsd"])
+            tokens = books["spentTokens"] + books["overrunTokens"]
+            wish = {"id": uuid.uuid4().hex, "scope": scope, "reason": "the next attack"}
+            if usd or tokens:
+                back = {"usd": str(-usd), "tokens": -tokens}
+                answer = self.operator.ask("POST", "/budgets/adjust", wish | back)
+                assert answer.status == 200, answer
 
     def _tenant(
         self, name: str, bounds: dict[str, str], permissions: list[str] | None = None
