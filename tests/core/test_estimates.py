@@ -24,6 +24,7 @@ from headgate.core.estimates import (
     Reserve,
     Sample,
     Sketch,
+    believed,
     claimed,
     configured,
 )
@@ -338,3 +339,20 @@ def test_a_claim_for_work_that_never_reports_is_held_as_it_is() -> None:
         estimates.feed(KIND, Sample(is_done=True, probed=(Unit.MICRO_USD,)))
     found = estimates.hold(KIND, micro_usd=claimed(5), tokens=NOTHING).micro_usd
     assert (found.basis, found.amount) == (Basis.CLAIMED, 5)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "held", "expected"),
+    [
+        (None, 10, None),
+        (0, 10, 0),
+        (5, 10, 5),
+        (11, 10, 10),
+        (2**52, 10, 10),
+        (2**52, 0, 2**52),
+    ],
+)
+def test_a_claim_teaches_no_more_than_was_held(
+    claimed: int | None, held: int, expected: int | None
+) -> None:
+    assert believed(claimed, held=held) == expected

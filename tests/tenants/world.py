@@ -201,11 +201,12 @@ class World:
 
         Only a token that is bound to no project may work, so others have a task of their own.
         """
-        self._give_back()
-        body = own_task_body(tenant) | {"target": "pull", "action": "pull"}
-        wanted = self._taken_in(tenant, body)
+        body: dict[str, object] = {"projectId": MINE, "agentId": MALLORY, "target": "pull"}
         if tenant.kind != "agent":
-            return wanted, "no-worker", 1
+            return self._taken_in(tenant, body | {"action": "pull"}), "no-worker", 1
+        # The operator says what it may cost, or a claim of an earlier attack would be held now.
+        known = {"action": "pull", "estimate": {"tokens": 1, "usd": "0.000001"}}
+        wanted = self._taken_in(self.operator, body | known)
         place = f"/agents/{MALLORY}/claim"
         worker_id = ""
         for _ in range(20):

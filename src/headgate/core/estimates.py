@@ -197,6 +197,16 @@ class Learned(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.tokens if unit is Unit.TOKENS else self.micro_usd
 
 
+def believed(claimed: int | None, *, held: int) -> int | None:
+    """Return how much of a tenant's claim is learned: no more than was held.
+
+    Otherwise one claim would make its kind of work too dear for every budget. Holds are a margin
+    above what is learned, so costs that do grow are known after some attempts. Where nothing was
+    held nobody is limited.
+    """
+    return min(claimed, held) if claimed and held else claimed
+
+
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """What one attempt used, as far as it was reported or priced; None is unknown.
 

@@ -15,7 +15,7 @@ import msgspec
 
 from headgate.core.budgets.ledger import Unit
 from headgate.core.enums import LenientEnum
-from headgate.core.estimates import Hold, Kind, Sample
+from headgate.core.estimates import Hold, Kind, Sample, believed
 from headgate.errors import IllegalTransitionError
 
 
@@ -438,17 +438,31 @@ def kind_of(task: Task, terms: Terms) -> Kind:
     return Kind(task.project_id, task.target, terms.action)
 
 
-def sample_of(progress: Progress, terms: Terms, *, is_done: bool, booked_micro_usd: int) -> Sample:
-    """Return what the latest attempt of a task tells of its kind of work, once it has ended."""
+def sample_of(
+    progress: Progress,
+    terms: Terms,
+    *,
+    is_done: bool,
+    booked_micro_usd: int,
+    is_claim: bool = False,
+) -> Sample:
+    """Return what the latest attempt of a task tells of its kind of work, once it has ended.
+
+    What a tenant claims of it teaches no more than was held.
+    """
     # A cost that the task came with says nothing of what the work costs.
     is_fixed = terms.cost_micro_usd is not None
     probed = () if progress.hold is None else progress.hold.probed
     if progress.is_unpriced and booked_micro_usd:
         # It named a model without a price. So the work has a cost, and does not run for nothing.
         probed = tuple([unit for unit in probed if unit is not Unit.MICRO_USD])
+    micro_usd, tokens = progress.reported_micro_usd, progress.reported_tokens
+    if is_claim:
+        micro_usd = believed(micro_usd, held=progress.reserved_micro_usd)
+        tokens = believed(tokens, held=progress.reserved_tokens)
     return Sample(
-        micro_usd=None if is_fixed else progress.reported_micro_usd,
-        tokens=progress.reported_tokens,
+        micro_usd=None if is_fixed else micro_usd,
+        tokens=tokens,
         held_micro_usd=progress.reserved_micro_usd,
         held_tokens=progress.reserved_tokens,
         # What a target answers is its own word, not a provider's; so no other project learns of it.

@@ -130,7 +130,11 @@ def free_permit(
         is_unpriced=is_unpriced,
     )
     sample = sample_of(
-        row.progress, row.spec.terms, is_done=is_done, booked_micro_usd=booked.micro_usd
+        row.progress,
+        row.spec.terms,
+        is_done=is_done,
+        booked_micro_usd=booked.micro_usd,
+        is_claim=tenant is not None,
     )
     if sample.says_something:
         work.learn(kind_of(row.spec.task, row.spec.terms), sample)
