@@ -184,6 +184,7 @@ class World:
         self.honest = self._tenant(f"{SECRET} token", {"projectId": THEIRS})
         self.their_worker_token = self._tenant(f"{SECRET} worker", {"agentId": THEIR_AGENT})
         self.their_done_task = self.their_waiting_task = self.their_worker = ""
+        self._own_worker: dict[str, str] = {}
         self._before: dict[str, tuple[float, int]] = {}
         self._stored = 0
 
@@ -208,14 +209,15 @@ class World:
         known = {"action": "pull", "estimate": {"tokens": 1, "usd": "0.000001"}}
         wanted = self._taken_in(self.operator, body | known)
         place = f"/agents/{MALLORY}/claim"
-        worker_id = ""
         for _ in range(20):
-            offer = {"capacity": 100, "waitSeconds": 1} | (
-                {"workerId": worker_id} if worker_id else {}
-            )
+            # The same worker as before, or the task would go to one that does not ask any more.
+            offer = {"capacity": 100, "waitSeconds": 1} | self._own_worker
             claimed = tenant.ask("POST", place, offer)
-            assert claimed.status == 200, claimed
+            if claimed.status != 200:
+                self._own_worker = {}
+                continue
             worker_id = claimed.json["workerId"]
+            self._own_worker = {"workerId": worker_id}
             for task in claimed.json["tasks"]:
                 if task["taskId"] == wanted:
                     return wanted, worker_id, int(task["attempt"])
