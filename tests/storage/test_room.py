@@ -212,6 +212,19 @@ async def test_a_store_at_its_limit_refuses_new_tasks_and_ends_the_others(place:
         assert evicted.size.problem
 
 
+async def test_a_task_that_fails_with_its_parent_needs_room_as_well(place: Place) -> None:
+    """Otherwise whoever has one failed task fills the disk with others that depend on it."""
+    async with place.scene() as scene:
+        await scene.run("parent")
+        await scene.settle("parent", FAILED)
+        limits = QueueLimits(max_store_bytes=1)
+        new = scene.new("t1", depends_on=("parent",), limits=limits, submission=LARGE)
+        refused = await scene.ask(new)
+        assert isinstance(refused, TurnedAway)
+        assert (refused.rejected.limit, refused.kept_id) == (QueueLimit.STORE, None)
+        assert await scene.store.get("t1") is None
+
+
 async def test_a_batch_fits_into_what_is_left_as_a_whole() -> None:
     """What shares a transaction is counted together, though nothing of it is written yet."""
     disk = unit_of_work.Disk()

@@ -101,11 +101,12 @@ def submit_task(work: UnitOfWork, new: NewTask) -> SubmitAnswer:
 
 
 def _store(work: UnitOfWork, new: NewTask, parents: list[TaskRow]) -> SubmitAnswer:
-    fatal = _failed_parent(new, parents)
-    if fatal is not None:
-        return _store_failed(work, new, fatal)
     text = submission_text(new.submission)
-    answer = _refused_by_size(work, new, text) or _admit(work, new)
+    no_room = _refused_by_size(work, new, text)
+    fatal = _failed_parent(new, parents)
+    if no_room is None and fatal is not None:
+        return _store_failed(work, new, text, fatal)
+    answer = no_room or _admit(work, new)
     if isinstance(answer, Rejected):
         return _store_rejected(work, new, answer)
     row = _row(work, new, text, position=answer.position)
@@ -184,8 +185,8 @@ def _depend(work: UnitOfWork, row: TaskRow, parents: list[TaskRow]) -> None:
         work.change(parent)
 
 
-def _store_failed(work: UnitOfWork, new: NewTask, parent: TaskRow) -> Queued:
-    row = _row(work, new, submission_text(new.submission), position=0)
+def _store_failed(work: UnitOfWork, new: NewTask, text: str, parent: TaskRow) -> Queued:
+    row = _row(work, new, text, position=0)
     _end_at_once(work, row, TaskStatus.FAILED, parent_error(parent))
     work.counters.happen(SUBMITTED, row.agent_id, row.project_id)
     work.notify_dispatcher((row,), by=new.node_id)
