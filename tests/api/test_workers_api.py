@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from api.fake_tokens import FakeTokens
 from headgate.api.app import App
 from headgate.api.auth import Authenticator
 from headgate.api.callers import Caller
+from headgate.api.http import slices
 from headgate.app import build_app, build_service
 from headgate.config import load_settings
+from headgate.providers import usage
 from headgate.storage.tokens import Bounds
 
 Scenario = Callable[[App], Awaitable[None]]
@@ -183,6 +186,39 @@ def test_usage_within_a_result_is_found_there(run: Callable[[Scenario], None]) -
         await post(app, f"/tasks/{task_id}/complete", **own, result=result)
         shown = (await answer_of(app, "GET", f"/tasks/{task_id}")).json
         assert shown["usage"]["tokens"] == 11
+
+    run(scenario)
+
+
+def test_usage_is_looked_for_in_slices(
+    run: Callable[[Scenario], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of a megabyte may have a million lines, and each may tell of usage."""
+    monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
+    rounds, read_in = [0], Counter[int]()
+    feed = usage._Lines.feed
+
+    def counted(lines: usage._Lines, piece: bytes) -> None:
+        read_in[rounds[0]] += 1
+        feed(lines, piece)
+
+    monkeypatch.setattr(usage._Lines, "feed", counted)
+
+    async def count() -> None:
+        while True:
+            rounds[0] += 1
+            await asyncio.sleep(0)
+
+    async def scenario(app: App) -> None:
+        task_id = await submit(app)
+        own = {"workerId": (await claimed(app))["workerId"], "attempt": 1}
+        body = json.dumps({**own, "result": ["usage"]}).replace("[", "[" + "\n" * 100_000)
+        counting = asyncio.create_task(count())
+        answer = await answer_of(app, "POST", f"/tasks/{task_id}/complete", body.encode())
+        counting.cancel()
+        assert answer.status == 200
+        assert len(read_in) > 20
+        assert max(read_in.values()) <= 2
 
     run(scenario)
 

@@ -48,7 +48,7 @@ from headgate.core.task_view import snapshot_of
 from headgate.engine.workers import MAX_WAIT_SECONDS, Claim, Report
 from headgate.errors import InvalidAmountError, InvalidFieldError, StaleWorkerError
 from headgate.executors.executor import shortened
-from headgate.providers.usage import usage_of
+from headgate.providers.usage import usage_of, usage_steps
 from headgate.storage.store import StaleLease
 
 OK = 200
@@ -101,9 +101,10 @@ async def complete(api: Api, request: Request, task_id: str) -> Response:
     """Take the result of an attempt."""
     body = read_body(await request.json_body(), CompleteBody)
     result = await in_slices(submission.parse_json_value(body.result, "result"))
-    usage = (
-        usage_of(result, api.prices) if result and body.usage is None else _usage(api, body.usage)
-    )
+    if result and body.usage is None:
+        usage = await in_slices(usage_steps(result, api.prices))
+    else:
+        usage = _usage(api, body.usage)
     outcome = Succeeded(result=result, usage=usage)
     return await _settle(api, request, task_id, body, outcome)
 
