@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from headgate.core.text import Result, Steps
+from headgate.storage.writer import asker
 
 Row = TypeVar("Row")
 
@@ -21,19 +23,53 @@ SLICE_SECONDS = 0.002
 """How long work goes on before others have their turn."""
 
 
-_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+class _SliceTurns:
+    """Who may work for the next slice: one in a round of the loop, of each caller in turn."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._is_dealing = False
+
+    def next(self) -> asyncio.Future[None]:
+        """Return the next turn of whoever asks."""
+        loop = asyncio.get_running_loop()
+        turn = loop.create_future()
+        self._waiting.setdefault(asker.get(), deque()).append(turn)
+        if not self._is_dealing:
+            self._is_dealing = True
+            loop.call_soon(self._deal)
+        return turn
+
+    def _deal(self) -> None:
+        while self._waiting:
+            who = next(iter(self._waiting))
+            turns = self._waiting.pop(who)
+            turn = turns.popleft()
+            if turns:
+                # It is the last in turn now.
+                self._waiting[who] = turns
+            if not turn.done():
+                turn.set_result(None)
+                asyncio.get_running_loop().call_soon(self._deal)
+                return
+        self._is_dealing = False
+
+
+_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _SliceTurns] = WeakKeyDictionary()
 
 
 async def in_slices(steps: Steps[Result]) -> Result:
     """Do work to its end, and give others their turn whenever it has taken a slice of time.
 
     Of all work that takes longer than a slice one has a turn in a round of the loop, so that sixty
-    large bodies hold the loop no longer than one does.
+    large bodies hold the loop no longer than one does; and those of one caller keep another's
+    waiting for one slice each time.
     """
     is_over, result = _slice(steps)
-    while not is_over:
-        async with _TURNS.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
-            await asyncio.sleep(0)
+    if not is_over:
+        turns = _TURNS.setdefault(asyncio.get_running_loop(), _SliceTurns())
+        while not is_over:
+            await turns.next()
             is_over, result = _slice(steps)
     return cast("Result", result)
 
