@@ -19,6 +19,7 @@ from config.running import WORK, Running, running
 from headgate.api.app import ROUTES
 from headgate.api.http import slices
 from headgate.api.http.slices import SharedAnswers, in_slices, mapped
+from headgate.core.gates import GateClosure
 from headgate.core.text import Steps
 from headgate.storage.writer import asker
 
@@ -27,6 +28,7 @@ NAMES = 120
 SCOPES = 600
 TASKS = 300
 TOKENS = 150
+CLOSED = 2_000
 
 MOST_CALLS = 8_000
 """How many calls of functions one step of a request may make: some two milliseconds of them.
@@ -103,6 +105,12 @@ async def filled(service: Running) -> dict[str, str]:
         ]  # fmt: skip
         sent = {"projectId": "default", "tasks": tasks}
         task_id = (await service.ask("POST", "/tasks/batch", sent)).json["tasks"][0]["taskId"]
+    state = service.app.api.engine.dispatcher.dispatch_state
+    assert state is not None
+    for n in range(CLOSED):
+        # As tasks do whose budgets have no room.
+        closed = GateClosure(kind="scope", name=f"project:p1/session:c{n}", cause="budget")
+        state.close(closed, service.app.api.engine.now())
     made: Any = None
     for n in range(TOKENS):
         sent_token = {"name": f"t{n}", "permissions": ["admin", "read"]}

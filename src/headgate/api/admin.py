@@ -7,7 +7,9 @@ has a secret in it; of headers and variables only their names are shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +19,7 @@ from headgate.api.callers import LOCAL, Caller
 from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
+from headgate.api.http.slices import mapped
 from headgate.api.schema.admin import (
     AgentBody,
     AgentListBody,
@@ -39,7 +42,7 @@ from headgate.api.schema.admin import (
     TargetListBody,
     TargetPatchBody,
 )
-from headgate.api.slots import known_closures
+from headgate.api.slots import closures_by_name
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.config import AgentSettings, budgets
 from headgate.config.budget_limits import ROOT_NAME
@@ -116,13 +119,19 @@ def listed_agents(state: ConfigState, counts: Counts) -> list[str]:
     return list(dict.fromkeys((*known, *busy)))[:MAX_AGENTS]
 
 
-def closure_bodies(closures: Iterable[GateClosure], kind: GateKind, name: str) -> list[ClosureBody]:
+Closed = Mapping[str, Sequence[GateClosure]]
+"""What closes the things of one kind, by name."""
+
+NOTHING_CLOSED: Closed = MappingProxyType({})
+
+
+def closure_bodies(closed: Closed, name: str) -> list[ClosureBody]:
     """Return what closes one thing."""
-    return [closure_body(one) for one in closures if one.part == (kind, name)]
+    return [closure_body(one) for one in closed.get(name, ())]
 
 
 def agent_body(
-    state: ConfigState, name: str, counts: Counts, closures: Iterable[GateClosure] = ()
+    state: ConfigState, name: str, counts: Counts, closed: Closed = NOTHING_CLOSED
 ) -> AgentBody:
     """Return an agent, also one that nobody has declared."""
     count = counts.get(name, NOTHING)
@@ -140,7 +149,7 @@ def agent_body(
         inflight=count.inflight,
         configured=_is_configured(state, "agents", name),
         overridden=overridden_fields(state, "agents", name),
-        closures=closure_bodies(closures, "agent", name),
+        closures=closure_bodies(closed, name),
     )
 
 
@@ -162,7 +171,7 @@ def _built_in_body(state: ConfigState, count: Count) -> AgentBody:
     )
 
 
-def target_body(state: ConfigState, name: str, closures: Iterable[GateClosure] = ()) -> TargetBody:
+def target_body(state: ConfigState, name: str, closed: Closed = NOTHING_CLOSED) -> TargetBody:
     """Return a target that there is, without anything that may be a secret."""
     target = state.settings.all_targets[name]
     return TargetBody(
@@ -176,11 +185,11 @@ def target_body(state: ConfigState, name: str, closures: Iterable[GateClosure] =
         env=sorted(getattr(target, "env", {})),
         configured=("targets", name) not in state.draining,
         overridden=overridden_fields(state, "targets", name),
-        closures=closure_bodies(closures, "target", name),
+        closures=closure_bodies(closed, name),
     )
 
 
-def budget_bodies(state: ConfigState, closures: Iterable[GateClosure] = ()) -> list[BudgetBody]:
+def budget_bodies(state: ConfigState, closed: Closed = NOTHING_CLOSED) -> list[BudgetBody]:
     """Return what every scope with a limit may use."""
     return [
         BudgetBody(
@@ -189,7 +198,7 @@ def budget_bodies(state: ConfigState, closures: Iterable[GateClosure] = ()) -> l
             limit_tokens=limit.limit_tokens,
             window=format_window(limit.window),
             overridden=overridden_fields(state, "budgets", ROOT_NAME if scope == ROOT else scope),
-            closures=closure_bodies(closures, "scope", scope),
+            closures=closure_bodies(closed, scope),
         )
         for scope, limit in budgets(state.settings).items()
     ]
@@ -267,11 +276,8 @@ async def list_agents(api: Api, _: Request, __: str) -> Response:
 async def agent_bodies(api: Api) -> list[AgentBody]:
     """Return the agents that are configured, or have tasks now."""
     state, counts = api.config.state, await _counts(api, "agent_id")
-    closed = await known_closures(api)
-    closed_agents = {one.name for one in closed if one.kind == "agent"}
-    by_agent = {name: [one for one in closed if one.name == name] for name in closed_agents}
-    names = listed_agents(state, counts)
-    return [agent_body(state, name, counts, by_agent.get(name, ())) for name in names]
+    closed = await closures_by_name(api, "agent")
+    return [agent_body(state, name, counts, closed) for name in listed_agents(state, counts)]
 
 
 async def show_agent(api: Api, _: Request, name: str) -> Response:
@@ -279,21 +285,21 @@ async def show_agent(api: Api, _: Request, name: str) -> Response:
     state, counts = api.config.state, await _counts(api, "agent_id")
     known = {agent.id for agent in state.settings.core_agents()}
     _check_known(name in known or name in counts, "agent", name)
-    return json_response(OK, agent_body(state, name, counts, await known_closures(api)))
+    return json_response(OK, agent_body(state, name, counts, await closures_by_name(api, "agent")))
 
 
 async def change_agent(api: Api, request: Request, name: str) -> Response:
     """Change an agent beside the file; one that is not there yet is made."""
     body = read_body(await request.json_body(), AgentPatchBody)
     await patch(api, request, "agents", name, body)
-    counts, closures = await _counts(api, "agent_id"), await known_closures(api)
-    return json_response(OK, agent_body(api.config.state, name, counts, closures))
+    counts, closed = await _counts(api, "agent_id"), await closures_by_name(api, "agent")
+    return json_response(OK, agent_body(api.config.state, name, counts, closed))
 
 
 async def list_targets(api: Api, _: Request, __: str) -> Response:
     """Answer with all targets."""
-    state, closures = api.config.state, await known_closures(api)
-    bodies = [target_body(state, name, closures) for name in state.settings.all_targets]
+    state, closed = api.config.state, await closures_by_name(api, "target")
+    bodies = [target_body(state, name, closed) for name in state.settings.all_targets]
     return json_response(OK, TargetListBody(targets=bodies))
 
 
@@ -301,7 +307,7 @@ async def show_target(api: Api, _: Request, name: str) -> Response:
     """Answer with a target."""
     state = api.config.state
     _check_known(name in state.settings.all_targets, "target", name)
-    return json_response(OK, target_body(state, name, await known_closures(api)))
+    return json_response(OK, target_body(state, name, await closures_by_name(api, "target")))
 
 
 async def change_target(api: Api, request: Request, name: str) -> Response:
@@ -314,7 +320,7 @@ async def change_target(api: Api, request: Request, name: str) -> Response:
 
 async def list_budgets(api: Api, _: Request, __: str) -> Response:
     """Answer with the limits of all budgets."""
-    bodies = budget_bodies(api.config.state, await known_closures(api))
+    bodies = budget_bodies(api.config.state, await closures_by_name(api, "scope"))
     return json_response(OK, BudgetListBody(budgets=bodies))
 
 
@@ -334,8 +340,9 @@ async def change_budget(api: Api, request: Request, _: str) -> Response:
 
 async def list_closures(api: Api, _: Request, __: str) -> Response:
     """Answer with everything that keeps tasks from starting, and who closed it."""
-    bodies = [closure_body(one) for one in shown_closures(await api.engine.closures())]
-    return json_response(OK, ClosureListBody(closures=bodies[:MAX_CLOSURES], count=len(bodies)))
+    found = shown_closures(await api.engine.closures())
+    bodies = await mapped(found[:MAX_CLOSURES], closure_body)
+    return json_response(OK, ClosureListBody(closures=bodies, count=len(found)))
 
 
 def shown_closures(closures: Iterable[GateClosure]) -> list[GateClosure]:
@@ -345,7 +352,7 @@ def shown_closures(closures: Iterable[GateClosure]) -> list[GateClosure]:
     a kind of work, is left to the reasons of a task.
     """
     kinds = OPENED.values()
-    return sorted((one for one in closures if one.kind in kinds), key=lambda one: one.part)
+    return sorted([one for one in closures if one.kind in kinds], key=attrgetter("kind", "name"))
 
 
 async def open_closed(api: Api, request: Request, _: str) -> Response:

@@ -35,7 +35,7 @@ from headgate.api.schema.tasks import (
     ReserveBody,
     SettledBody,
 )
-from headgate.api.slots import known_closures
+from headgate.api.slots import closures_by_name
 from headgate.api.submission import check_unknown, read_body
 from headgate.budgets.status import ScopeStatus, empty_status
 from headgate.budgets.tracker import ReservationToken
@@ -43,8 +43,9 @@ from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rate_st
 from headgate.core.budgets.ledger import Adjustment, JournalEntry
 from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
+from headgate.core.gates import GateClosure
 from headgate.core.money import plain_usd
-from headgate.core.task_view import ClosureBody, closure_body, exact_moment
+from headgate.core.task_view import closure_body, exact_moment
 from headgate.core.text import Steps
 from headgate.errors import BudgetExceededError, IllegalSettlementError, InvalidFieldError
 from headgate.storage.audit import AuditEntry, Detail
@@ -306,7 +307,8 @@ class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
     rates: Mapping[Scope, BurnRate]
     waiting: Mapping[str, int]
     now: float
-    closed: Mapping[str, ClosureBody] = {}
+    closed: Mapping[str, Sequence[GateClosure]] = {}
+    is_whole: bool = True
 
     def rate(self, scope: Scope) -> BurnRate:
         """Return how fast a scope spends."""
@@ -346,7 +348,9 @@ async def budget_stats(api: Api, caller: Caller, given: str = "") -> BudgetRepor
         rates=await in_slices(burn_rate_steps(entries, now=now, most=BURN_ENTRIES)),
         waiting=_waiting(api, caller),
         now=now,
-        closed=await _closed(api, caller),
+        # Only the node that dispatches knows which budgets have no room.
+        closed=await closures_by_name(api, "scope"),
+        is_whole=not caller.is_bound,
     )
 
 
@@ -429,15 +433,6 @@ def _waiting(api: Api, caller: Caller) -> Mapping[str, int]:
     return api.engine.outlook.waiting_for_scopes() or {}
 
 
-async def _closed(api: Api, caller: Caller) -> dict[str, ClosureBody]:
-    """Return the budgets whose tasks wait; only the node that dispatches knows."""
-    closures = await known_closures(api)
-    is_whole = not caller.is_bound
-    return {
-        one.name: closure_body(one, is_whole=is_whole) for one in closures if one.kind == "scope"
-    }
-
-
 def _position(cursor: str) -> tuple[float | None, int]:
     if not cursor:
         return None, 0
@@ -481,7 +476,10 @@ def _status(report: BudgetReport, status: ScopeStatus) -> Steps[BudgetStatusBody
         burn_measured_seconds=rate.measured_seconds if is_measured else None,
         exhausted_at=None if ends is None else exact_moment(ends),
         waiting=report.waiting.get(status.scope, 0),
-        closures=[report.closed[status.scope]] if status.scope in report.closed else [],
+        closures=[
+            closure_body(one, is_whole=report.is_whole)
+            for one in report.closed.get(status.scope, ())
+        ],
         is_truncated=status.is_truncated,
         children=children,
     )

@@ -14,7 +14,7 @@ from headgate.api.callers import Caller
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.submission import check_unknown, read_body
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, GateKind
 from headgate.core.slots.quota import QuotaLimit
 from headgate.core.slots.slot import SlotReading, is_exhausted, why_off
 from headgate.core.slots.status import (
@@ -55,7 +55,7 @@ def slot_body(
     Whoever is bound to one project or agent is not told whose task closed it: it is not whole then.
     """
     schedule, standing = status.row.schedule, status.standing
-    timed = [one for one in closures if one.part == ("slot", status.config.name)]
+    timed = list(closures)
     found = [one for one in (standing.closure, *timed) if one is not None]
     bodies = [closure_body(one, is_whole=is_whole) for one in dict.fromkeys(found)]
     reading = status.row.reading or _UNREAD
@@ -157,10 +157,13 @@ async def list_slots(api: Api, request: Request, _: str) -> Response:
 
 async def slot_bodies(api: Api, caller: Caller) -> list[SlotBody]:
     """Return the slots that the caller may use, in the order of the file."""
-    now, closures = api.engine.now(), await known_closures(api)
+    now, closed = api.engine.now(), await closures_by_name(api, "slot")
     statuses = [one for one in api.slots.statuses() if may_use(one, caller)]
     is_whole = not caller.is_bound
-    return [slot_body(one, now, closures=closures, is_whole=is_whole) for one in statuses]
+    return [
+        slot_body(one, now, closures=closed.get(one.config.name, ()), is_whole=is_whole)
+        for one in statuses
+    ]
 
 
 async def known_closures(api: Api) -> tuple[GateClosure, ...]:
@@ -169,6 +172,15 @@ async def known_closures(api: Api) -> tuple[GateClosure, ...]:
         return await api.engine.closures()
     except StoreUnavailableError:
         return ()
+
+
+async def closures_by_name(api: Api, kind: GateKind) -> dict[str, list[GateClosure]]:
+    """Return what is closed of one kind: there may be thousands of budgets beside three slots."""
+    found: dict[str, list[GateClosure]] = {}
+    for one in await known_closures(api):
+        if one.kind == kind:
+            found.setdefault(one.name, []).append(one)
+    return found
 
 
 def may_use(status: SlotStatus, caller: Caller) -> bool:
@@ -190,8 +202,8 @@ async def one_slot(api: Api, name: str, caller: Caller) -> SlotBody:
 
 
 async def _body_of(api: Api, status: SlotStatus, caller: Caller) -> SlotBody:
-    closures = await known_closures(api)
-    now = api.engine.now()
+    closed = await closures_by_name(api, "slot")
+    now, closures = api.engine.now(), closed.get(status.config.name, ())
     return slot_body(status, now, closures=closures, is_whole=not caller.is_bound)
 
 
