@@ -30,7 +30,11 @@ def tree_of(kind: type[HeadgateError]) -> list[type[HeadgateError]]:
 
 
 def exceeded(
-    *, requested: int = 1, resets_at: float | None = None, may_clear: bool = False
+    *,
+    requested: int = 1,
+    resets_at: float | None = None,
+    may_clear: bool = False,
+    is_overfull: bool = False,
 ) -> BudgetExceededError:
     return BudgetExceededError(
         scope="session:s",
@@ -42,6 +46,7 @@ def exceeded(
         requested=requested,
         resets_at=resets_at,
         may_clear=may_clear,
+        is_overfull=is_overfull,
     )
 
 
@@ -136,6 +141,12 @@ def test_the_figures_of_a_budget_are_left_out_for_those_who_may_not_read_it(
     assert (scope or "(root)") in outline
     assert "2027-01-15" in outline
     assert not re.search(r"([1-5])\1", outline.replace("2027", ""))
+
+
+def test_without_figures_a_full_ledger_says_what_to_do_as_well() -> None:
+    error = exceeded(is_overfull=True)
+    assert without_figures(str(error), lambda _: False) == error.outline
+    assert error.outline.endswith("settle or release what is reserved, then try again")
 
 
 def test_any_other_error_stays_as_it_is() -> None:

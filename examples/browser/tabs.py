@@ -1,13 +1,16 @@
 """A browser that is none: tabs over HTTP, with one small shop to look at.
 
-`python3 tabs.py start` starts it as a process of its own, and writes where it serves as JSON. It
-ends when it is told to quit, or when nobody has asked anything for half a minute.
+`python3 tabs.py serve NAME` serves on a free port until it is told to quit, or nobody has asked
+anything for half a minute. `python3 tabs.py address NAME` waits until it does, and writes where as
+JSON.
 """
 
 import json
-import subprocess
 import sys
+import tempfile
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 IDLE_SECONDS = 30.0
@@ -90,26 +93,30 @@ def followed(url: str, given: dict[str, str]) -> str:
     return next(link["to"] for link in links if link["selector"] == given["selector"])
 
 
-def start() -> None:
-    """Start a browser that does not end with the step that started it: it has its own session."""
-    serving = subprocess.Popen(
-        [sys.executable, __file__, "serve"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        text=True,
-    )
-    print(serving.stdout.readline() if serving.stdout else "", end="")
+def note_of(name: str) -> Path:
+    """Return where a browser notes its address."""
+    return Path(tempfile.gettempdir()) / f"tabs-{name}.json"
 
 
-def serve() -> None:
+def serve(name: str) -> None:
     """Serve on a free port until it is over."""
-    browser = Browser(("127.0.0.1", 0), Actions)
-    print(json.dumps({"url": f"http://127.0.0.1:{browser.server_port}"}), flush=True)
-    while not browser.is_over:
-        browser.handle_request()
+    with Browser(("127.0.0.1", 0), Actions) as browser:
+        note, draft = note_of(name), note_of(f"{name}-draft")
+        draft.write_text(json.dumps({"url": f"http://127.0.0.1:{browser.server_port}"}))
+        draft.rename(note)
+        try:
+            while not browser.is_over:
+                browser.handle_request()
+        finally:
+            note.unlink()
+
+
+def address(name: str) -> None:
+    """Wait for a browser, and write where it serves."""
+    while not note_of(name).exists():
+        time.sleep(0.05)
+    print(note_of(name).read_text())
 
 
 if __name__ == "__main__":
-    {"start": start, "serve": serve}[sys.argv[1]]()
+    {"serve": serve, "address": address}[sys.argv[1]](sys.argv[2])

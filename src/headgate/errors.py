@@ -245,11 +245,11 @@ class BudgetExceededError(LimitReachedError):
         used, most = _rounded(spent + overrun, unit), _rounded(limit, unit)
         line = f"Budget exceeded: spent {used} of {most} limit"
         details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
-        advice = _advice(resets_at, may_clear=may_clear)
+        self._advice = _advice(resets_at, may_clear=may_clear)
         if is_overfull:
             line = f"Budget exceeded: no more than {most} can be reserved at once"
-            advice = "settle or release what is reserved, then try again"
-        text = f"{line} ({details}, {_exact(requested, unit)} requested); {advice}"
+            self._advice = "settle or release what is reserved, then try again"
+        text = f"{line} ({details}, {_exact(requested, unit)} requested); {self._advice}"
         super().__init__(f"{first_of_kind(live, unit)} ({details})" if kind else text)
         self.scope = scope
         self.unit = unit
@@ -262,13 +262,14 @@ class BudgetExceededError(LimitReachedError):
         self.may_clear = may_clear
         self.kind = kind
         self.live = live
+        self.is_overfull = is_overfull
 
     @property
     def outline(self) -> str:
         """The same without any figure, for those who may not read them."""
         if self.kind:
             return first_of_kind(self.live, self.unit)
-        return _outline(self.scope or "(root)", _advice(self.resets_at, may_clear=self.may_clear))
+        return _outline(self.scope or "(root)", self._advice)
 
 
 _LONGEST_EXCEEDED = 2_000

@@ -24,6 +24,7 @@ from headgate.api.schema.admin import (
     SettingsBody,
 )
 from headgate.api.schema.tasks import (
+    AdjustBody,
     BudgetStatusBody,
     CommitBody,
     LimitsBody,
@@ -145,6 +146,10 @@ def test_every_field_of_a_budget_is_documented() -> None:
     bodies = (ReservationBody, SettledBody, BudgetStatusBody, JournalBody, JournalEntryBody)
     listed = [name for kind in bodies for name in names_of(kind) if not name.endswith("Tokens")]
     assert [name for name in listed if f"`{name}`" not in section] == []
+
+
+def test_every_field_of_an_adjustment_is_documented() -> None:
+    assert named("Adjustments") == names_of(AdjustBody)
 
 
 def test_every_parameter_and_figure_of_usage_is_documented() -> None:

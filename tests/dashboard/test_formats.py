@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 
 from dashboard.test_attention import slot
+from headgate.core.budgets.ledger import Adjustment
 from headgate.core.budgets.reservations import Call
 from headgate.core.slots.status import LogPhase, NextWakeBody, QuotaLimitBody
 from headgate.dashboard import formats
@@ -40,7 +41,7 @@ ENGINE = Path(__file__).parents[2] / "src/headgate/engine"
 
 
 def test_every_name_of_a_closed_list_has_its_words() -> None:
-    assert set(BOOKINGS) == {call.value for call in Call}
+    assert set(BOOKINGS) == {call.value for call in (*Call, *Adjustment)}
     assert set(DELIVERIES) == {state.value for state in DeliveryState}
     assert set(LOG_PHASES) == set(get_args(LogPhase))
 

@@ -166,8 +166,7 @@ class NodeLife:
             self._asked_at = None
 
     async def _come_back(self) -> None:
-        line = "others took the tasks of this node, whose lease had ended; it drops its tasks"
-        log.warning(line, node_id=self.node_id)
+        log.warning("others took the tasks of this node", node_id=self.node_id)
         self._dispatcher.step_down()
         self._runner.abandon()
         await self.begin()
