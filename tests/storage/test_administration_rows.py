@@ -67,6 +67,23 @@ async def test_no_flood_of_reads_makes_a_change_go(
         assert len(rows) == 4 + 3
 
 
+async def test_no_flood_of_a_tenant_makes_an_entry_of_another_go(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "MAX_KEPT", 4)
+    monkeypatch.setattr(audit, "MAX_KEPT_OF_TENANT", 3)
+    hostile = Actor(name="hostile", token_id="h", is_tenant=True)
+    honest = Actor(name="honest", token_id="o", is_tenant=True)
+    async with place.scene() as scene:
+        log = AuditLog(scene.store)
+        await log.record(WHO, "token.create")
+        await log.record(honest, "tasks.cancel")
+        for _ in range(9):
+            await log.record(hostile, "tasks.cancel")
+        rows = (await log.page()).rows
+        assert [row.actor for row in rows] == [*["hostile"] * 3, "honest", WHO.name]
+
+
 async def test_old_entries_and_endless_texts_are_not_kept(place: Place) -> None:
     async with place.scene() as scene:
         log = AuditLog(scene.store)

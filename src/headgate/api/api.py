@@ -113,4 +113,9 @@ def actor_of(request: Request) -> Actor:
     """Return who sent a request, as the audit log keeps it."""
     caller = request.caller
     request_id = request.request_id.decode("ascii", "replace")
-    return Actor(name=caller.name, token_id=caller.token_id, request_id=request_id)
+    return Actor(
+        name=caller.name,
+        token_id=caller.token_id,
+        request_id=request_id,
+        is_tenant=not caller.is_trusted,
+    )

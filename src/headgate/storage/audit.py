@@ -20,6 +20,9 @@ MAX_READS_KEPT = 1_000
 """How many entries of reading are kept; they are bounded apart, so that no flood of them makes
 changes go."""
 
+MAX_KEPT_OF_TENANT = 1_000
+"""How many entries are kept of one token without `admin`: it pushes out its own, and no other."""
+
 KEPT_SECONDS = 90 * 86_400.0
 
 Detail = dict[str, object]
@@ -28,12 +31,14 @@ Detail = dict[str, object]
 class Actor(msgspec.Struct, frozen=True, kw_only=True):
     """Who asked for a change: the name of a caller, its token, and the request that it came in.
 
-    What no caller asked for has the name of its cause in parentheses: `(file)`, `(signal)`.
+    What no caller asked for has the name of its cause in parentheses: `(file)`, `(signal)`. One
+    that `is_tenant` has a token without `admin`.
     """
 
     name: str
     token_id: str = ""
     request_id: str = ""
+    is_tenant: bool = False
 
 
 FILE = Actor(name="(file)")
@@ -44,8 +49,8 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One change: `action` as `project.patch`, `subject` as the name of what was changed.
 
     `detail` holds the change itself, usually `{key: {"from": …, "to": …}}`. What `is_read` changed
-    nothing: somebody was shown a secret. The id is made by
-    whoever writes the entry, so that one that is written twice is there once.
+    nothing: somebody was shown a secret. The id is made by whoever writes the entry, so that one
+    that is written twice is there once.
     """
 
     actor: Actor
@@ -54,6 +59,15 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     detail: Detail = {}
     is_read: bool = False
     id: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def share(self) -> tuple[str, int]:
+        """Which entries it is counted with, and how many of these are kept."""
+        if self.is_read:
+            return "reads", MAX_READS_KEPT
+        if self.actor.is_tenant:
+            return f"token {self.actor.token_id}", MAX_KEPT_OF_TENANT
+        return "", MAX_KEPT
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -86,7 +100,7 @@ MAX_DETAIL_BYTES = 16_384
 TOO_LARGE: Detail = {"note": "the change is too large to be kept here"}
 
 _WRITE = (
-    "INSERT INTO audit_log (id, at, actor, token_id, action, subject, detail, request_id, is_read)"
+    "INSERT INTO audit_log (id, at, actor, token_id, action, subject, detail, request_id, share)"
     " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO NOTHING"
 )
 _READ = (
@@ -95,14 +109,14 @@ _READ = (
 )
 _PURGE_OLD = "DELETE FROM audit_log WHERE at < ?"
 _PURGE_MANY = (
-    "DELETE FROM audit_log WHERE is_read = ? AND seq <= (SELECT seq FROM audit_log"
-    " WHERE is_read = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)"
+    "DELETE FROM audit_log WHERE share = ? AND seq <= (SELECT seq FROM audit_log"
+    " WHERE share = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)"
 )
 _NO_END = 2**62
 
 
 class AuditLog:
-    """The audit log of a store: 90 days of entries, and at most `MAX_KEPT` changes of them."""
+    """The audit log of a store: 90 days of entries, and of each share of them so many at most."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -133,11 +147,11 @@ def write(transaction: Transaction, entry: AuditEntry, now: float) -> None:
     actor = entry.actor
     texts = (actor.name, actor.token_id, entry.action, entry.subject)
     kept = [_kept(text) for text in texts]
-    is_read, most = int(entry.is_read), MAX_READS_KEPT if entry.is_read else MAX_KEPT
-    row: Row = (entry.id, now, *kept, detail.decode(), _kept(actor.request_id), is_read)
+    share, most = entry.share
+    row: Row = (entry.id, now, *kept, detail.decode(), _kept(actor.request_id), share)
     transaction.run(_WRITE, row)
     transaction.run(_PURGE_OLD, (now - KEPT_SECONDS,))
-    transaction.run(_PURGE_MANY, (is_read, is_read, most))
+    transaction.run(_PURGE_MANY, (share, share, most))
 
 
 def read(transaction: Transaction, *, before: int | None, limit: int, since: float) -> AuditPage:

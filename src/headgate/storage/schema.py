@@ -459,10 +459,10 @@ CREATE TABLE audit_log (
 """
 
 
-# Entries of reading are bounded apart from those of changes.
-_AUDIT_READS = (
-    "ALTER TABLE audit_log ADD COLUMN is_read INTEGER NOT NULL DEFAULT 0",
-    "CREATE INDEX audit_log_by_kind ON audit_log (is_read, seq)",
+# Entries of reading, and those of each tenant, are bounded apart from what operators changed.
+_AUDIT_SHARES = (
+    "ALTER TABLE audit_log ADD COLUMN share TEXT NOT NULL DEFAULT ''",
+    "CREATE INDEX audit_log_by_share ON audit_log (share, seq)",
 )
 
 ADMINISTRATION_MIGRATIONS = (
@@ -477,7 +477,7 @@ ADMINISTRATION_MIGRATIONS = (
             sequence="BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
         ),
     ),
-    Migration(number=2, sqlite=_AUDIT_READS, postgres=_AUDIT_READS),
+    Migration(number=2, sqlite=_AUDIT_SHARES, postgres=_AUDIT_SHARES),
 )
 
 OVERRIDES = Insert(
