@@ -55,9 +55,11 @@ class Orders(msgspec.Struct, frozen=True):
 
     ports: list[int]
     project_token: str
+    greedy_token: str
     agent_token: str
     agent_id: str
     own_project: str
+    greedy_project: str
     their_tasks: list[str]
     secret: str
     seed: int
@@ -94,6 +96,7 @@ class Attacker:
             *[self._read] * READS,
             self._fill_future,
             self._claims,
+            self._bombs,
             self._scopes,
             self._work,
             self._meddle,
@@ -144,10 +147,19 @@ class Attacker:
             for _ in range(50):
                 await session.ask("GET", self._random.choice(READ_PATHS))
 
+    async def _bombs(self) -> None:
+        """Have the endpoint answer what grows when it is decoded."""
+        async with self._session(self._orders.greedy_token) as session:
+            for _ in range(20):
+                task = {"agentId": "m", "action": f"b{self._random.random()}", "target": "bomb"}
+                await session.ask("POST", "/tasks", task)
+
     async def _claims(self) -> None:
-        async with self._session() as session:
+        """Claim a fortune, in a project of its own: it is the end of what that one may do."""
+        scope = f"project:{self._orders.greedy_project}"
+        async with self._session(self._orders.greedy_token) as session:
             for _ in range(50):
-                name = {"id": f"{self._random.random()}", "scope": self._own_scope()}
+                name = {"id": f"{self._random.random()}", "scope": scope}
                 await session.ask("POST", "/budgets/reserve", name | {"usd": "0", "tokens": 0})
                 claim = {"usd": "1000000", "tokens": 10**12}
                 await session.ask("POST", "/budgets/commit", name | claim)
@@ -164,7 +176,7 @@ class Attacker:
         """Work for its own agent, and say the worst of what was done."""
         own, agent = self._orders, self._orders.agent_id
         async with self._session(own.agent_token) as session:
-            task = {"action": "pull", "target": "pull", "projectId": own.own_project}
+            task = {"action": "pull", "target": "pull", "projectId": own.greedy_project}
             await session.ask("POST", "/tasks", task)
             offer: dict[str, object] = {"capacity": 5, "waitSeconds": 0}
             for _ in range(5):
@@ -258,7 +270,7 @@ class Attacker:
         task: dict[str, object] = {
             "agentId": f"m{source.randrange(50)}",
             "action": f"a{source.randrange(100_000)}",
-            "target": source.choice(("work", "work", "work", "bomb")),
+            "target": "work",
             "params": {"x": "y" * source.choice((0, 0, 100, 50_000))},
         }
         tricks: tuple[dict[str, object], ...] = (

@@ -50,7 +50,7 @@ LEAST_SHARE = 0.5 * 0.95
 MOST_SLOWER = 3.0
 MOST_MIB = 600
 SECRET = "ostrich"
-HOSTILE_USD = 50
+HOSTILE_USD = 1_000
 PRICE_USD = TOKENS / 1_000_000
 
 SETTINGS = """
@@ -78,6 +78,7 @@ output = 1.0
 [projects.steady]
 [projects.light]
 [projects.hostile]
+[projects.greedy]
 [projects.civil]
 
 [budgets.root]
@@ -87,6 +88,9 @@ limit_usd = "1000000"
 limit_usd = "10000"
 
 [budgets."project:hostile"]
+limit_usd = "{hostile_usd}"
+
+[budgets."project:greedy"]
 limit_usd = "{hostile_usd}"
 """
 
@@ -279,9 +283,11 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
             orders = Orders(
                 ports=ports,
                 project_token=await _token(operator, projectId="hostile"),
+                greedy_token=await _token(operator, projectId="greedy"),
                 agent_token=await _token(operator, agentId="mallory"),
                 agent_id="mallory",
                 own_project="hostile",
+                greedy_project="greedy",
                 their_tasks=list(steady.sent_at)[:3],
                 secret=SECRET,
                 seed=seed,

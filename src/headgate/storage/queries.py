@@ -392,7 +392,7 @@ MAX_SORTED_ROWS = 5_000
 """How many tasks are sorted for a list; of ends that are less rare, the newest tasks have some."""
 
 MAX_READ_ROWS = 5_000
-MAX_SUBMISSION_BYTES = 32 * 2**20
+MAX_SUBMISSION_BYTES = 4 * 2**20
 """How many tasks, and how much of what clients sent, one question reads that has to read that.
 
 A task that is larger by itself is read by itself.
