@@ -2,7 +2,7 @@
 
 The honest project `steady` always has work waiting, and so has the hostile one: each must get its
 share of the fleet. The honest project `light` submits now and then, and how long its tasks wait for
-their start is held against the same without an attack, when a civil tenant keeps the fleet as busy.
+their start is held against the same without an attack, when civil tenants keep the fleet as busy.
 At the end the books of both are held against what the endpoint has executed: every task that was
 acknowledged is done, in its first attempt, and booked to the token.
 """
@@ -40,6 +40,7 @@ INFLIGHT = 16
 TASK_SECONDS = 0.1
 TOKENS = 100
 BACKLOG = 60
+SUBMITTERS = 8
 LIGHT_PER_SECOND = 10.0
 REST_SECONDS = 120.0
 LOOK_SECONDS = 0.5
@@ -80,6 +81,7 @@ output = 1.0
 [projects.hostile]
 [projects.greedy]
 [projects.civil]
+[projects.calm]
 
 [budgets.root]
 limit_usd = "1000000"
@@ -169,24 +171,43 @@ class Honest:
         self.sent_at: dict[str, float] = {}
         self.refused = 0
         self._clients = [Client("127.0.0.1", port) for port in ports]
+        self._ports, self._token = ports, token
         self._headers = {"Authorization": f"Bearer {token}"}
         self._endpoint = endpoint
         self._connections: dict[int, Connection] = {}
         self._turn = 0
+        self._submitting = 0
 
     async def keep_busy(self) -> None:
-        """Always have work waiting."""
-        while True:
-            done = len(self._endpoint.executions.get(self.project, ()))
-            for _ in range(max(0, done + BACKLOG - len(self.sent_at))):
-                await self._submit()
-            await asyncio.sleep(0.01)
+        """Always have work waiting, over some connections."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(SUBMITTERS):
+                group.create_task(self.submit_for())
+
+    async def submit_for(self) -> None:
+        """Submit whenever less waits than should, on a connection of its own."""
+        other = Honest(self._ports, self._token, self.project, self._endpoint)
+        other.sent_at = self.sent_at
+        try:
+            while True:
+                done = len(self._endpoint.executions.get(self.project, ()))
+                if len(self.sent_at) + self._submitting - done < BACKLOG:
+                    self._submitting += 1
+                    try:
+                        await other.submit()
+                    finally:
+                        self._submitting -= 1
+                else:
+                    await asyncio.sleep(0.01)
+        finally:
+            self.refused += other.refused
+            other.hang_up()
 
     async def come_by(self, source: random.Random) -> None:
         """Submit a task now and then."""
         while True:
             await asyncio.sleep(source.expovariate(LIGHT_PER_SECOND))
-            await self._submit()
+            await self.submit()
 
     async def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Send a request, to one node after the other."""
@@ -212,8 +233,8 @@ class Honest:
             if connection is not None:
                 connection.close()
 
-    async def _submit(self) -> None:
-        """Submit a task, with a key, until it is taken; its time runs from the first try."""
+    async def submit(self) -> None:
+        """Submit a task until it is taken; its time runs from the first try."""
         sent_at = time.monotonic()
         task = {
             "action": "work",
@@ -265,17 +286,23 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
                 service.spawn()
                 await is_ready(port, role=None)
             operator = Honest(ports, token_in(sandbox.folder), "operator", endpoint)
-            steady, light, civil = [
+            steady, light, civil, calm = [
                 Honest(ports, await _token(operator, projectId=name), name, endpoint)
-                for name in ("steady", "light", "civil")
+                for name in ("steady", "light", "civil", "calm")
             ]
             watch = Watch(services)
-            busy = [asyncio.create_task(each) for each in (steady.keep_busy(), watch.run())]
-            visits = asyncio.create_task(light.come_by(random.Random(seed)))
-            competitor = asyncio.create_task(civil.keep_busy())
+            busy = [
+                asyncio.create_task(each)
+                for each in (watch.run(), light.come_by(random.Random(seed)))
+            ]
+            # Two others keep the fleet busy meanwhile: who has worked before is owed less later.
+            quiet = [asyncio.create_task(each.keep_busy()) for each in (civil, calm)]
             print(f"  {min(QUIET_SECONDS, seconds):.0f} s without an attack", flush=True)
             found.quiet = await _starts(light, endpoint, min(QUIET_SECONDS, seconds))
-            await _ended([competitor])
+            await _ended(quiet)
+            await _until(partial(_has_caught_up, endpoint.executions["calm"], calm.sent_at))
+            busy.append(asyncio.create_task(steady.keep_busy()))
+            await asyncio.sleep(WARM_SECONDS)
             print(
                 f"  {seconds:.0f} s of attack, p99 before {p99(found.quiet) * 1e3:.1f} ms",
                 flush=True,
@@ -299,13 +326,13 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
                 found.executed = {
                     name: count - before.get(name, 0) for name, count in endpoint.count().items()
                 }
-            await _ended([visits, *busy])
+            await _ended(busy)
             await _audit(found, operator, (steady, light), endpoint)
             found.most_mib = watch.most_mib
             found.refused = steady.refused + light.refused
             codes = [await asyncio.to_thread(service.stop) for service in services]
             found.exit_code = max(codes)
-            for tenant in (operator, steady, light, civil):
+            for tenant in (operator, steady, light, civil, calm):
                 tenant.hang_up()
         finally:
             for service in services:

@@ -44,7 +44,7 @@ MAX_PAGES = 200
 MAX_CLAIMS = 1_000
 """Claims of workers that wait at this node."""
 
-MAX_BYTES = 256 * 1024 * 1024
+MAX_BYTES = 128 * 1024 * 1024
 """What bodies of requests, and answers that were not taken yet, keep in memory in all."""
 
 _IPV6_NETWORK_BITS = 64

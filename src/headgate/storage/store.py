@@ -150,7 +150,7 @@ NOT_SHOWN = Submission()
 DISPATCHER = "dispatcher"
 """The recipient of what the elected dispatcher is to look at."""
 
-MAX_PAGE_BYTES = 4 * 2**20
+MAX_PAGE_BYTES = 2**20
 """What the tasks of one page may have together; a larger one has a page of its own."""
 
 
