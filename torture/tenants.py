@@ -301,8 +301,6 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
             found.quiet = await _starts(light, endpoint, min(QUIET_SECONDS, seconds))
             await _ended(quiet)
             await _until(partial(_has_caught_up, endpoint.executions["calm"], calm.sent_at))
-            busy.append(asyncio.create_task(steady.keep_busy()))
-            await asyncio.sleep(WARM_SECONDS)
             print(
                 f"  {seconds:.0f} s of attack, p99 before {p99(found.quiet) * 1e3:.1f} ms",
                 flush=True,
@@ -315,11 +313,12 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
                 agent_id="mallory",
                 own_project="hostile",
                 greedy_project="greedy",
-                their_tasks=list(steady.sent_at)[:3],
+                their_tasks=list(calm.sent_at)[:3],
                 secret=SECRET,
                 seed=seed,
             )
             async with HostileTenant(orders, found):
+                busy.append(asyncio.create_task(steady.keep_busy()))
                 await asyncio.sleep(WARM_SECONDS)
                 before = endpoint.count()
                 found.attacked = await _starts(light, endpoint, seconds)
