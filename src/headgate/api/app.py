@@ -37,7 +37,7 @@ from headgate.api.http.response import Response, error_response
 from headgate.api.openapi import openapi
 from headgate.api.shares import Shares
 from headgate.engine.task_runner import DeadlineWatch
-from headgate.errors import HeadgateError, StoreError
+from headgate.errors import StoreError
 
 # The table of routes: everything that the service answers to, subject by subject.
 
@@ -198,9 +198,8 @@ class App:
                 request.identify(caller)
             return await route.handler(self.api, request, name)
         except ApiError as api_error:
+            _forget_frames(api_error)
             return await self._refused(api_error, request, path)
-        except HeadgateError as error:
-            return await self._answer_to(error, request, path)
         except ClientGoneError:
             raise
         except Exception as error:  # noqa: BLE001 - the edge: whatever it is, the client gets an answer
@@ -216,6 +215,7 @@ class App:
             _LOG.error("request %s: %s %r", request_id, request.method, path, exc_info=error)
         elif isinstance(error, StoreError) and api_error.kind.is_retryable:
             self._log_outage(str(error), request_id)
+        _forget_frames(error)
         return await self._refused(api_error, request, path)
 
     async def _refused(self, api_error: ApiError, request: Request, path: str) -> Response:
@@ -273,6 +273,18 @@ async def _send_pieces(pieces: AsyncGenerator[bytes, None], send: Any) -> None: 
     async with aclosing(pieces):
         async for piece in pieces:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the frames that a refusal went through, and of the bodies that they keep.
+
+    Frames and errors keep each other, so that only the garbage collector would free them, and a
+    tenant that sends bodies which are refused would fill the memory faster than it looks.
+    """
+    left: BaseException | None = error
+    while left is not None:
+        left.__traceback__ = None
+        left = left.__cause__ or left.__context__
 
 
 def _name(shape: tuple[str, ...], segments: list[str]) -> str | None:
