@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import psycopg
@@ -168,6 +168,30 @@ async def test_too_many_tasks_go_from_the_project_that_has_most(place: Place) ->
         assert left == ["honest-0", "honest-1", "hostile-3", "hostile-4", "hostile-5"]
         await scene.store.evict(Retention(seconds=FOR_EVER, max_tasks=2), limit=100)
         assert len(ids(await scene.found(TaskQuery()))) == 2
+
+
+async def test_a_step_asks_nothing_of_a_project_that_has_nothing_to_delete(place: Place) -> None:
+    """It holds up everything that is written, so it costs no more for hundreds of projects."""
+    async with place.scene(evicts=True) as scene:
+        for number in range(12):
+            await _end(scene, f"t{number}", f"p{number}")
+        asked: list[object] = []
+
+        def evict(transaction: Transaction, now: float) -> Evicted:
+            read = transaction.read
+
+            def counted(sql: Any, parameters: Any = ()) -> Any:
+                asked.append(sql)
+                return read(sql, parameters)
+
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(transaction, "read", counted)
+                return maintenance.evict(
+                    transaction, now, retention=Retention(seconds=FOR_EVER), limit=100
+                )
+
+        assert (await scene.store.run(evict)).tasks == 0
+        assert len(asked) <= 6
 
 
 async def test_a_large_store_takes_from_the_project_that_takes_most(place: Place) -> None:

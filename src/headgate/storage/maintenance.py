@@ -67,9 +67,16 @@ _OLDEST = (
     " AND evictable_since IS NOT NULL AND evictable_since <= ?"
     f" AND NOT EXISTS ({_IS_UNTOLD}) ORDER BY evictable_since, id LIMIT ?"
 )
+# With when the oldest ended that may go, by the ways in which tasks end: so of hundreds of projects
+# only those are asked further that have something to delete.
+_OLDEST_OF = (
+    "(SELECT MIN(evictable_since) FROM tasks WHERE tasks.eviction_rank = {rank}"
+    " AND tasks.project_id = project_counts.project_id)"
+)
 _PROJECTS = (
-    "SELECT project_id, ended, ended_bytes, refused, live_bytes FROM project_counts"
-    " WHERE ended > 0 ORDER BY project_id"
+    "SELECT project_id, ended, ended_bytes, refused, live_bytes, "  # noqa: S608
+    + ", ".join(_OLDEST_OF.format(rank=EVICTION_RANKS[status]) for status in EVICTION_ORDER)
+    + " FROM project_counts WHERE ended > 0 ORDER BY project_id"
 )
 _FORGET_PROJECTS = (
     "DELETE FROM project_counts WHERE queued = 0 AND scheduled = 0 AND live_bytes = 0"
@@ -122,9 +129,11 @@ def evict(
     """
     step = _Eviction(transaction, limit)
     projects = [Kept(*row) for row in transaction.read(_PROJECTS)]
+    ended_by = now - retention.seconds
     for project in projects:
-        for status in EVICTION_ORDER:
-            step.delete(project, status, ended_by=now - retention.seconds, most=limit)
+        for status, oldest in zip(EVICTION_ORDER, project.oldest, strict=True):
+            if oldest is not None and oldest <= ended_by:
+                step.delete(project, status, ended_by=ended_by, most=limit)
     step.cut(BY_AGE, retention)
     for project in projects:
         too_many = project.refused - MAX_REFUSALS
@@ -163,18 +172,28 @@ def _give_back_pages(transaction: Transaction) -> bool:
 
 
 class Kept:
-    """What is kept of the ended tasks of a project, and what those take that have not ended."""
+    """What is kept of the ended tasks of a project, and what those take that have not ended.
 
-    __slots__ = ("ended", "ended_bytes", "live_bytes", "project_id", "refused")
+    `oldest` is when the first of them ended that nothing needs, for each way to end.
+    """
+
+    __slots__ = ("ended", "ended_bytes", "live_bytes", "oldest", "project_id", "refused")
 
     def __init__(
-        self, project_id: str, ended: int, ended_bytes: int, refused: int, live_bytes: int
+        self,
+        project_id: str,
+        ended: int,
+        ended_bytes: int,
+        refused: int,
+        live_bytes: int,
+        *oldest: float | None,
     ) -> None:
         self.project_id = project_id
         self.ended = ended
         self.ended_bytes = ended_bytes
         self.refused = refused
         self.live_bytes = live_bytes
+        self.oldest = oldest
 
 
 def _first_by(projects: Sequence[Kept], amount: Callable[[Kept], int]) -> tuple[Kept, int]:
