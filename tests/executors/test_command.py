@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import pytest
 from executors.orders import CHAT, failure_of, opened, order, result_of
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
 from headgate.errors import InvalidSettingError
+from headgate.executors import executor
 from headgate.executors.build import build_executor
 from headgate.executors.executor import Executor
 from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget
+from headgate.providers import usage
 from headgate.testing import VirtualClock
 
 PATH = {"PATH": os.environ["PATH"]}
@@ -135,6 +138,32 @@ async def test_output_that_grows_when_it_is_written_as_json_is_cut_until_it_fits
     assert outcome.result is not None
     assert len(bytes(outcome.result)) <= MAX_RESULT_BYTES
     assert result_of(outcome)["stdoutCut"] is True
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_usage_is_looked_for_in_slices(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of output may have a million lines, and each may tell of usage."""
+    monkeypatch.setattr(executor, "SLICE_SECONDS", 0.0)
+    rounds, read_in = [0], Counter[int]()
+    feed = usage._Lines.feed
+
+    def counted(lines: usage._Lines, piece: bytes) -> None:
+        read_in[rounds[0]] += 1
+        feed(lines, piece)
+
+    async def count() -> None:
+        while True:
+            rounds[0] += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(usage._Lines, "feed", counted)
+    script = f"""print('["usage"' + chr(10) * 100_000 + ']'); raise SystemExit({code})"""
+    async with opened(python(script), environ=PATH) as running:
+        counting = asyncio.create_task(count())
+        await running.execute(order())
+        counting.cancel()
+    assert len(read_in) > 20
+    assert max(read_in.values()) <= 2
 
 
 async def test_a_large_task_need_not_be_read() -> None:

@@ -212,6 +212,9 @@ _NUMBERS = re.compile(rb"-?[0-9][-+.eE0-9]*+")
 Steps = Generator[None, None, Result]
 """Work in slices: it yields between them, and returns what came of all."""
 
+SLICE_SECONDS = 0.002
+"""How long work holds the loop before others have their turn."""
+
 
 class DeepJsonError(ValueError):
     """JSON is nested too deeply for some reader."""

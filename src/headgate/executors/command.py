@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headgate.core.lifecycle import NOTHING_USED, Failed, Outcome, Succeeded
+from headgate.core.text import Steps
 from headgate.errors import InvalidSettingError
 from headgate.executors.confinement import (
     CommandUser,
@@ -39,8 +40,9 @@ from headgate.executors.confinement import (
 )
 from headgate.executors.executor import (
     WorkOrder,
-    as_json,
+    as_json_steps,
     has_no_descriptor,
+    in_slices,
     not_begun,
     order_json,
     shortened,
@@ -48,7 +50,7 @@ from headgate.executors.executor import (
 from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget, has_slot
 from headgate.executors.templates import Environment, SlotKeys, SlotText, no_slot_keys, uses_slot
 from headgate.providers.prices import PriceList
-from headgate.providers.usage import usage_of
+from headgate.providers.usage import usage_steps
 
 _TEMPLATE = re.compile(
     r"\{(?:tabId|agentId|projectId|taskId|action|resolved|(?:params|env|slot)\.[^{}]*)\}"
@@ -247,7 +249,9 @@ class Children:
         except asyncio.CancelledError:
             await _carried_through(group.stop(child.kill_grace_seconds))
             raise
-        return self._succeeded(group) if code == 0 else self._failed(group, code)
+        if code == 0:
+            return await in_slices(self._succeeded(group))
+        return await in_slices(self._failed(group, code))
 
     def not_started(self, problem: str, *, is_transient: bool) -> Failed:
         """Return the outcome of a child that was never there."""
@@ -276,27 +280,25 @@ class Children:
             sets_user=not self._launcher.sets_user,
         )
 
-    def _succeeded(self, group: ProcessGroup) -> Succeeded:
+    def _succeeded(self, group: ProcessGroup) -> Steps[Succeeded]:
         stdout, stderr = group.stdout, group.stderr
         length = max(len(stdout.text), len(stderr.text))
-        raw = _result(stdout, stderr, length)
+        raw = yield from _result(stdout, stderr, length)
         # Written as JSON a text may be six times as long, and is cut again until it fits.
         while len(raw) > MAX_RESULT_BYTES:
             length //= 2
-            raw = _result(stdout, stderr, length)
-        return Succeeded(result=msgspec.Raw(raw), usage=usage_of(stdout.head, self._prices))
+            raw = yield from _result(stdout, stderr, length)
+        usage = yield from usage_steps(stdout.head, self._prices)
+        return Succeeded(result=msgspec.Raw(raw), usage=usage)
 
-    def _failed(self, group: ProcessGroup, code: int) -> Failed:
+    def _failed(self, group: ProcessGroup, code: int) -> Steps[Failed]:
         ending = f"exited with {code}" if code > 0 else f"was killed by {_signal_name(-code)}"
         # The whole end is cleaned before a line is taken out of it: a value may have several lines.
         lines = self._hidden.cleaned_end(group.stderr.end, TAIL_BYTES).strip().splitlines()
         said = lines[-1].strip() if lines else ""
         line = f"command {ending}: {said}" if said else f"command {ending}"
-        return Failed(
-            error=shortened(line),
-            is_transient=True,
-            usage=usage_of(group.stdout.head, self._prices),
-        )
+        usage = yield from usage_steps(group.stdout.head, self._prices)
+        return Failed(error=shortened(line), is_transient=True, usage=usage)
 
 
 def variables_of(order: WorkOrder) -> dict[str, str]:
@@ -329,7 +331,7 @@ def start_problem(error: OSError | ValueError, name: str, cwd: str | None) -> tu
     return f"command could not be started: {error.strerror}", error.errno in _OF_THE_MACHINE
 
 
-def _result(stdout: Capture, stderr: Capture, length: int) -> bytes:
+def _result(stdout: Capture, stderr: Capture, length: int) -> Steps[bytes]:
     """Return what a task keeps of a command that succeeded, each output up to a length."""
     result: dict[str, object] = {
         "stdout": stdout.text[:length],
@@ -340,7 +342,7 @@ def _result(stdout: Capture, stderr: Capture, length: int) -> bytes:
         result["stdoutCut"] = True
     if stderr.is_cut or len(stderr.text) > length:
         result["stderrCut"] = True
-    found = None if "stdoutCut" in result else as_json(stdout.head)
+    found = None if "stdoutCut" in result else (yield from as_json_steps(stdout.head))
     if found is not None:
         result["json"] = found
     return msgspec.json.encode(result)

@@ -8,9 +8,11 @@ exception: an executor raises nothing for work that went wrong.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 import errno
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -18,7 +20,7 @@ import msgspec
 
 from headgate.core.lifecycle import Lost, Outcome
 from headgate.core.task import Submission, TaskRecord, slot_of, waits_since
-from headgate.core.text import SLICE_BYTES, Steps, at_once, json_steps
+from headgate.core.text import SLICE_BYTES, SLICE_SECONDS, Result, Steps, at_once, json_steps
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +150,20 @@ def as_json_or_text(body: bytes) -> Steps[msgspec.Raw | None]:
         parts.append(msgspec.json.encode(text)[1:-1])
         yield
     return msgspec.Raw(b"".join((*parts, b'"}')))
+
+
+async def in_slices(steps: Steps[Result]) -> Result:
+    """Judge what work has made, and give others their turn after each slice of time."""
+    began = time.perf_counter()
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        if time.perf_counter() - began >= SLICE_SECONDS:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
 
 
 def shortened(text: str) -> str:

@@ -8,7 +8,6 @@ input; nothing in `params` replaces a field that the task itself has. Targets an
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from urllib.parse import quote
 
@@ -25,12 +24,13 @@ from headgate.core.lifecycle import (
     Usage,
 )
 from headgate.core.task import Submission
-from headgate.core.text import Result, Steps, found_at, parsed_pointer
+from headgate.core.text import found_at, parsed_pointer
 from headgate.errors import InvalidSettingError
 from headgate.executors.executor import (
     WorkOrder,
     as_json_or_text,
     has_no_descriptor,
+    in_slices,
     not_begun,
     shortened,
     too_large,
@@ -49,7 +49,6 @@ from headgate.executors.templates import (
 )
 from headgate.providers.content_coding import ContentCodingError
 from headgate.providers.http_client import (
-    LOOP_SECONDS,
     NOT_SENDABLE,
     NOT_SENT,
     HttpClient,
@@ -530,29 +529,15 @@ class RequestRunner:
 
     async def _succeeded(self, response: httpx2.Response, priced_as: str | None) -> Outcome:
         body = await read_body(response, self._max_bytes)
-        result = None if body is None else await _in_slices(as_json_or_text(body))
+        result = None if body is None else await in_slices(as_json_or_text(body))
         # A text grows when what cannot be written in JSON is replaced and escaped.
         if body is None or (result is not None and memoryview(result).nbytes > self._max_bytes):
             return Failed(error=too_large(self._max_bytes), is_cut=True)
-        usage = await _in_slices(usage_steps(body, self._prices, priced_as=priced_as))
+        usage = await in_slices(usage_steps(body, self._prices, priced_as=priced_as))
         return Succeeded(result=result, usage=usage)
 
     def _line(self, text: str) -> str:
         return shortened(self._cleaned(text))
-
-
-async def _in_slices(steps: Steps[Result]) -> Result:
-    """Judge a body, and give others their turn whenever it has taken a slice of time."""
-    began = time.perf_counter()
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        if time.perf_counter() - began >= LOOP_SECONDS:
-            await asyncio.sleep(0)
-            began = time.perf_counter()
 
 
 def _is_model_api(request: HttpRequest) -> bool:

@@ -22,6 +22,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
+from headgate.core.text import SLICE_SECONDS
 from headgate.providers.content_coding import (
     ACCEPT_ENCODING,
     ContentCodingError,
@@ -37,8 +38,6 @@ ERROR_BODY_SECONDS = 5.0
 MAX_ERROR_BODY_BYTES = 1 << 20
 """What is decoded of it at the most, to show its beginning."""
 
-LOOP_SECONDS = 0.002
-"""How long the pieces of a body may keep the loop before others have their turn."""
 DECODE_SECONDS = 0.01
 DECODE_BYTES = 1 << 20
 """How much is decoded in the thread before the next body has its turn there."""
@@ -169,7 +168,7 @@ async def _raw_pieces(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
                 raise ContentCodingError(problem)
             yield chunk
             # Pieces that have come already are handed out without any pause.
-            if time.perf_counter() - began > LOOP_SECONDS:
+            if time.perf_counter() - began > SLICE_SECONDS:
                 await asyncio.sleep(0)
                 began = time.perf_counter()
 

@@ -14,13 +14,10 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from headgate.core.text import Result, Steps
+from headgate.core.text import SLICE_SECONDS, Result, Steps
 from headgate.storage.writer import asker
 
 Row = TypeVar("Row")
-
-SLICE_SECONDS = 0.002
-"""How long work goes on before others have their turn."""
 
 
 class _SliceTurns:
