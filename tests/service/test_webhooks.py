@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from headgate.cli.main import run
+from headgate.cli.main import EXIT_NOT_ALLOWED, run
 from service.support import running_service, wait_until
 
 SETTINGS = """
@@ -90,7 +90,9 @@ def test_a_service_tells_what_it_promises(
             taken = service.submit(callbackUrl=f"{receiver.url}/take", scopes=["session:s"],
                                    estimate={"tokens": 90})  # fmt: skip
             wait_until(lambda: receiver.at("/take"), seconds=10, what=service.output)
-            (secret,) = listed("secret")
+            # Whoever reaches the service may not read what its messages are signed with.
+            assert printed("secret", "--data", str(tmp_path))[0] == EXIT_NOT_ALLOWED
+            (secret,) = listed("secret", "--data", str(tmp_path / "data"))
             (came,) = receiver.at("/take")
             told = Webhook(secret["secret"]).verify(came.body, came.headers)
             shown = service.task(taken)
