@@ -24,6 +24,9 @@ from headgate.storage.deliveries import (
     SendReport,
 )
 from headgate.storage.memory import MemoryDatabase, MemoryTaskStore
+from headgate.storage.schema import BODIES, DELIVERY_ROWS
+from headgate.storage.transaction import Transaction
+from headgate.storage.unit_of_work import delivery_row
 from headgate.storage.writer import Fault
 from headgate.testing import SimulatedLoop, simulate
 
@@ -120,6 +123,28 @@ class Stage:
         for alert, url in zip(alerts, urls, strict=True):
             await self.deliveries.alert([alert], url)
         return [alert.message_id for alert in alerts]
+
+    async def file_tasks(self, project_id: str, *urls: str) -> list[str]:
+        """File a message of a project for each address, and return their ids."""
+        rows = [
+            delivery_row(
+                f"msg_{next(self._numbers):04}",
+                event="task.done",
+                url=url,
+                now=self.loop.clock(),
+                project_id=project_id,
+            )
+            for url in urls
+        ]
+
+        def write(transaction: Transaction, _: float) -> None:
+            transaction.insert(DELIVERY_ROWS, rows)
+            transaction.insert(BODIES, [(row[0], "{}") for row in rows])
+
+        store = self.new_store()
+        await store.open()
+        await store.run(write)
+        return [row[0] for row in rows]
 
     def _alert(self) -> Alert:
         number = next(self._numbers)
@@ -256,6 +281,45 @@ def test_hosts_that_hang_leave_places_for_others(hanging: list[str], within_seco
         await ended(running)
 
     play(scenario, hangs_at("hang"))
+
+
+@pytest.mark.parametrize("concurrency", [2, 8, 32])
+def test_receivers_of_one_project_that_hang_delay_those_of_no_other(concurrency: int) -> None:
+    """However many hosts it invents, and though nobody has heard of the other's."""
+
+    async def scenario(stage: Stage) -> None:
+        urls = [f"http://10.{number // 250}.{number % 250}.1/hang" for number in range(2_000)]
+        await stage.file_tasks("hostile", *urls)
+        running = asyncio.create_task((await stage.sender(concurrency=concurrency)).run())
+        for number in range(6):
+            await asyncio.sleep(7.5)
+            (one,) = await stage.file_tasks("honest", f"http://healthy-{number}.test/")
+            await asyncio.sleep(1.1 if concurrency > 2 else 10.1)
+            assert len(stage.receiver.times(one)) == 1
+        await ended(running)
+
+    play(scenario, hangs_at("hang"))
+
+
+def test_slow_receivers_of_one_project_leave_permits_for_slow_ones_of_another() -> None:
+    async def answer(_: Message) -> SendReport:
+        await asyncio.sleep(3.0)
+        return ARRIVED
+
+    async def scenario(stage: Stage) -> None:
+        running = asyncio.create_task((await stage.sender(concurrency=32)).run())
+        urls = [f"http://10.{number // 250}.{number % 250}.1/" for number in range(200)]
+        await stage.file_tasks("honest", "http://slow.test/")
+        await stage.file_tasks("hostile", *urls)
+        await asyncio.sleep(60)
+        await stage.file_tasks("hostile", *urls * 5)
+        await asyncio.sleep(10)
+        (one,) = await stage.file_tasks("honest", "http://slow.test/")
+        await asyncio.sleep(3.1)
+        assert len(stage.receiver.times(one)) == 1
+        await ended(running)
+
+    play(scenario, answer)
 
 
 def test_a_host_that_is_known_to_be_quick_waits_for_none_that_hang() -> None:

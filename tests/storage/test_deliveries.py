@@ -427,6 +427,53 @@ def test_beyond_a_number_those_that_are_due_last_are_given_up(
     play(place, body)
 
 
+@pytest.mark.parametrize(
+    ("bound", "state"),
+    [
+        ("MAX_PENDING", DeliveryState.PENDING),
+        ("MAX_PENDING_BYTES", DeliveryState.PENDING),
+        ("MAX_DEAD", DeliveryState.DEAD),
+        ("MAX_DEAD_BYTES", DeliveryState.DEAD),
+        ("MAX_DELIVERED", DeliveryState.DELIVERED),
+    ],
+)
+def test_a_project_that_has_too_many_deliveries_loses_its_own(
+    place: Place, bound: str, state: DeliveryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deliveries, bound, 400 if "BYTES" in bound else 4)
+
+    async def body(scene: Scene, deliveries: Deliveries) -> None:
+        # The one of the honest project is the first that would have to go by time alone.
+        projects = ["honest", *["hostile"] * 6]
+        if state is DeliveryState.PENDING:
+            projects.reverse()
+        for number, project in enumerate(projects):
+            await scene.run(f"{project}-{number}", project_id=project, terms=HOOK)
+            await scene.settle(f"{project}-{number}")
+            (message,) = (await claimed(deliveries)).messages
+            due_at = 1e10 + number if state is DeliveryState.PENDING else None
+            outcome = failed(message, due_at=due_at, body="x" * 100)
+            is_sent = state is DeliveryState.DELIVERED
+            await deliveries.settle(arrived(message) if is_sent else outcome)
+            await scene.let_time_pass(1)
+        assert await deliveries.purge() == 3
+        left = (await deliveries.find(DeliveryQuery(state=state))).deliveries
+        assert [one.task_id.split("-")[0] for one in left].count("honest") == 1
+        assert len(left) == 4
+
+    play(place, body)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "most", "each"),
+    [([], 5, 0), ([3], 5, 3), ([9], 5, 5), ([1, 9], 5, 4), ([9, 9], 5, 2), ([1, 2, 99], 9, 6)],
+)
+def test_those_that_have_most_keep_what_others_leave(
+    amounts: list[int], most: int, each: int
+) -> None:
+    assert deliveries.level(amounts, most) == each
+
+
 def test_beyond_a_size_those_that_are_due_last_are_given_up(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

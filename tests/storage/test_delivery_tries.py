@@ -138,6 +138,7 @@ def test_deliveries_of_a_database_from_before_go_on(
         row = delivery_row("msg_1", event="x", url="https://x/", now=1.0)
         transaction.insert(DELIVERY_ROWS, [row])
         transaction.run("UPDATE deliveries SET tries = 3, status = 500")
+        transaction.run("ALTER TABLE deliveries DROP COLUMN project_id")
 
     outcome = TryOutcome(id="msg_1", claimed_by=ME, has_arrived=True, status=204)
     with fresh_tables(dialect, request) as tables:

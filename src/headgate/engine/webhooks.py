@@ -12,7 +12,7 @@ import random
 import secrets
 import traceback
 from collections import Counter, OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -53,6 +53,9 @@ PURGE_SECONDS = 60.0
 PING_SECONDS = 25.0
 """How long a ping takes at most, however long a try may: somebody waits for its answer."""
 
+PROJECT_SHARE = 3
+"""A project may have so many times as many permits as are free; what is about no task, any."""
+
 HOSTS_AT_LEAST = 4
 """Among how many hosts the permits are shared, however much there is to send to one of them."""
 
@@ -70,6 +73,7 @@ SPREAD = 0.1
 LONGEST_WAIT_SECONDS = WAITS_SECONDS[-1]
 
 _GONE = "the task is not kept any more"
+_NONE: Counter[str] = Counter()
 
 
 class Pace(NamedTuple):
@@ -142,10 +146,11 @@ class Webhooks:
         if not chosen:
             return 0
         claim = await self.deliveries.claim(
-            chosen, claimed_by=self._name, seconds=self._claim_seconds
+            [one.id for one in chosen], claimed_by=self._name, seconds=self._claim_seconds
         )
+        projects = {one.id: one.project_id for one in chosen}
         for message in claim.messages:
-            self._start(message, claim.secrets)
+            self._start(message, claim.secrets, projects[message.id])
         return len(claim.messages)
 
     async def settled(self) -> None:
@@ -174,15 +179,15 @@ class Webhooks:
         self.wake()
         return answer
 
-    def _start(self, message: Message, signing: tuple[str, ...]) -> None:
-        self._permits.begin(host_of(message.url))
+    def _start(self, message: Message, signing: tuple[str, ...], project_id: str) -> None:
+        self._permits.begin(host_of(message.url), project_id)
         task = asyncio.get_running_loop().create_task(self._deliver(message, signing))
         self._sending[message.id] = task
-        task.add_done_callback(lambda done: self._ended(message, done))
+        task.add_done_callback(lambda done: self._ended(message, done, project_id))
 
-    def _ended(self, message: Message, done: asyncio.Task[Pace | None]) -> None:
+    def _ended(self, message: Message, done: asyncio.Task[Pace | None], project_id: str) -> None:
         self._sending.pop(message.id, None)
-        self._permits.end(host_of(message.url), _pace(done))
+        self._permits.end(host_of(message.url), _pace(done), project_id)
         if self._is_behind:
             self._wake.set()
 
@@ -318,6 +323,10 @@ class WebhookPermits:
     answered doubles that, up to a share of all; a try without an answer puts the host back to one.
     Slow hosts share some permits, and some are kept for hosts that are known to be quick. So
     whoever hangs, or invents hosts, waits beside the quick ones and not in front of them.
+
+    Of all permits, of those for hosts that are not known to be quick, and of those for slow hosts a
+    project may have a share, and one at least. So whoever has a thousand receivers that hang delays
+    its own messages, and those of other projects find a permit.
     """
 
     def __init__(self, total: int) -> None:
@@ -327,6 +336,7 @@ class WebhookPermits:
         self._for_slow = max(1, total // HOSTS_AT_LEAST)
         self._for_unproven = max(1, total - total // HOSTS_AT_LEAST)
         self._by_host: Counter[str] = Counter()
+        self._by_project: dict[str, Counter[str]] = {}
         self._quick: OrderedDict[str, int] = OrderedDict()
         self._slow: OrderedDict[str, int] = OrderedDict()
 
@@ -343,41 +353,61 @@ class WebhookPermits:
             proven = [host for host in self._quick if host not in full]
             return Choice(only_hosts=tuple(proven), busy_sites=tuple(sites))
         slow = self._slow if self._under_way(self._slow) >= self._for_slow else ()
-        return Choice(busy_hosts=tuple({*full, *slow}), busy_sites=tuple(sites))
+        projects = list(self._by_project)
+        at_bound = [one for one in projects if not self._has_share(one)]
+        unproven = [one for one in projects if not self._has_share_of_unproven(one)]
+        of_slow = [one for one in projects if not self._has_share_of_slow(one)]
+        return Choice(
+            busy_hosts=tuple({*full, *slow}),
+            busy_sites=tuple(sites),
+            busy_projects=tuple(at_bound),
+            proven_projects=tuple(unproven),
+            proven_hosts=tuple(self._quick) if unproven else (),
+            slow_projects=tuple(of_slow),
+            slow_hosts=tuple(self._slow) if of_slow else (),
+        )
 
-    def choose(self, found: Iterable[Candidate], under_way: Container[str]) -> list[str]:
-        """Return who gets a permit: hosts with the least under way first, then by age."""
-        kept, chosen = self._by_host, list[str]()
+    def choose(self, found: Iterable[Candidate], under_way: Container[str]) -> list[Candidate]:
+        """Return who gets a permit: projects and hosts with least under way first, then by age."""
+        kept, projects, chosen = self._by_host, self._by_project, list[Candidate]()
         self._by_host = kept.copy()
-        for candidate in _in_turns(found, kept):
-            if candidate.id not in under_way and self.has_permit(candidate.host):
-                self.begin(candidate.host)
-                chosen.append(candidate.id)
+        self._by_project = {name: hosts.copy() for name, hosts in projects.items()}
+        for candidate in _in_turns(found, kept, projects):
+            if candidate.id not in under_way and self._has_permit(candidate):
+                self.begin(candidate.host, candidate.project_id)
+                chosen.append(candidate)
         # A permit is taken when the message is claimed.
-        self._by_host = kept
+        self._by_host, self._by_project = kept, projects
         return chosen
 
-    def has_permit(self, host: str) -> bool:
-        """Tell whether one more may go to a host now."""
+    def _has_permit(self, candidate: Candidate) -> bool:
+        """Tell whether one more of a project may go to a host now."""
+        host, project_id = candidate.host, candidate.project_id
         if self.free <= 0 or self._by_host[host] >= self._allowance(host):
             return False
-        if self._sites()[_site(host)] >= self._per_site:
+        if self._sites()[_site(host)] >= self._per_site or not self._has_share(project_id):
             return False
         if host in self._quick:
             return True
-        if host in self._slow and self._under_way(self._slow) >= self._for_slow:
+        if host in self._slow and not (
+            self._under_way(self._slow) < self._for_slow and self._has_share_of_slow(project_id)
+        ):
             return False
-        return self._unproven() < self._for_unproven
+        return self._unproven() < self._for_unproven and self._has_share_of_unproven(project_id)
 
-    def begin(self, host: str) -> None:
+    def begin(self, host: str, project_id: str = "") -> None:
         """Take a permit."""
         self._by_host[host] += 1
+        self._by_project.setdefault(project_id, Counter())[host] += 1
 
-    def end(self, host: str, pace: Pace | None) -> None:
+    def end(self, host: str, pace: Pace | None, project_id: str = "") -> None:
         """Give a permit back, and remember how the host did; None says nothing of it."""
-        self._by_host[host] -= 1
-        if not self._by_host[host]:
-            del self._by_host[host]
+        for hosts in (self._by_host, self._by_project[project_id]):
+            hosts[host] -= 1
+            if not hosts[host]:
+                del hosts[host]
+        if not self._by_project[project_id]:
+            del self._by_project[project_id]
         if pace is None:
             return
         is_slow = pace.seconds > SLOW_SECONDS
@@ -397,6 +427,20 @@ class WebhookPermits:
     def _under_way(self, hosts: Container[str]) -> int:
         return sum(count for host, count in self._by_host.items() if host in hosts)
 
+    def _has_share(self, project_id: str) -> bool:
+        return _is_within(project_id, self._of(project_id).total(), self.free)
+
+    def _has_share_of_unproven(self, project_id: str) -> bool:
+        own = sum(n for host, n in self._of(project_id).items() if host not in self._quick)
+        return _is_within(project_id, own, self._for_unproven - self._unproven())
+
+    def _has_share_of_slow(self, project_id: str) -> bool:
+        own = sum(n for host, n in self._of(project_id).items() if host in self._slow)
+        return _is_within(project_id, own, self._for_slow - self._under_way(self._slow))
+
+    def _of(self, project_id: str) -> Counter[str]:
+        return self._by_project.get(project_id, _NONE)
+
     def _sites(self) -> Counter[str]:
         sites: Counter[str] = Counter()
         for host, count in self._by_host.items():
@@ -404,14 +448,28 @@ class WebhookPermits:
         return sites
 
 
-def _in_turns(found: Iterable[Candidate], under_way: Counter[str]) -> list[Candidate]:
-    """Order candidates so that each host has one before any has two; who has some comes later."""
-    turns = under_way.copy()
-    ordered = []
+def _is_within(project_id: str, own: int, free: int) -> bool:
+    """Tell whether a project that has so many permits may have one more of those that are free."""
+    return not project_id or not own or own + 1 <= PROJECT_SHARE * (free - 1)
+
+
+def _in_turns(
+    found: Iterable[Candidate], under_way: Counter[str], projects: Mapping[str, Counter[str]]
+) -> list[Candidate]:
+    """Order candidates so that each project, and of it each host, has one before any has two.
+
+    Who has some under way comes later.
+    """
+    hosts = under_way.copy()
+    turns = Counter({project_id: own.total() for project_id, own in projects.items()})
+    by_host, by_project = list[tuple[int, Candidate]](), list[tuple[int, Candidate]]()
     for candidate in found:
-        turns[candidate.host] += 1
-        ordered.append((turns[candidate.host], candidate))
-    return [candidate for _, candidate in sorted(ordered, key=_turn)]
+        hosts[candidate.host] += 1
+        by_host.append((hosts[candidate.host], candidate))
+    for _, candidate in sorted(by_host, key=_turn):
+        turns[candidate.project_id] += 1
+        by_project.append((turns[candidate.project_id], candidate))
+    return [candidate for _, candidate in sorted(by_project, key=_turn)]
 
 
 def _turn(ordered: tuple[int, Candidate]) -> int:

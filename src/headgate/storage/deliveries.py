@@ -98,22 +98,32 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A delivery that is due, and the host that it goes to."""
+    """A delivery that is due, the host that it goes to, and the project of its task.
+
+    What is about no task has no project.
+    """
 
     id: str
     host: str
+    project_id: str = ""
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """To whom a sender has capacity to send.
 
     Neither to `busy_hosts` nor to any host at or below one of `busy_sites`; and if `only_hosts` is
-    given, to those alone.
+    given, to those alone. Of `busy_projects` nothing is sent, of `proven_projects` only to
+    `proven_hosts`, and of `slow_projects` nothing to `slow_hosts`.
     """
 
     busy_hosts: tuple[str, ...] = ()
     busy_sites: tuple[str, ...] = ()
     only_hosts: tuple[str, ...] | None = None
+    busy_projects: tuple[str, ...] = ()
+    proven_projects: tuple[str, ...] = ()
+    proven_hosts: tuple[str, ...] = ()
+    slow_projects: tuple[str, ...] = ()
+    slow_hosts: tuple[str, ...] = ()
 
 
 ANYWHERE = Choice()
@@ -215,7 +225,8 @@ class Sender(Protocol):
 
 # Purging. What has ended goes by age, number and size. What is pending beyond its bounds is given
 # up, those first that are due last: they are for receivers that have failed most often, while a
-# first try is due at once.
+# first try is due at once. Rule: beyond a number or a size it is the projects that have most which
+# lose what they have more than others, so whoever floods the store loses its own and nobody else's.
 
 DELIVERED_KEPT_SECONDS = 86_400.0
 DEAD_KEPT_SECONDS = 30 * 86_400.0
@@ -229,27 +240,14 @@ TOO_MANY = "given up: too many webhooks wait to be delivered"
 _TOO_OLD = (
     "SELECT id FROM deliveries WHERE state = ? AND ended_at IS NOT NULL AND ended_at < ? LIMIT ?"
 )
-_TOO_MANY = (
-    "SELECT id FROM deliveries WHERE state = ? AND ended_at IS NOT NULL"
-    " ORDER BY ended_at DESC LIMIT ? OFFSET ?"
-)
-_TOO_LARGE = (
-    "SELECT id FROM (SELECT deliveries.id AS id, SUM(octet_length(body))"
-    " OVER (ORDER BY ended_at DESC, deliveries.id) AS total FROM deliveries"
-    " JOIN delivery_bodies ON delivery_bodies.id = deliveries.id"
-    " WHERE state = 'dead' AND ended_at IS NOT NULL) AS summed WHERE total > ? LIMIT ?"
-)
-_COUNT = "SELECT COUNT(*) FROM deliveries WHERE due_at IS NOT NULL"
-_DUE_LAST = (
-    "SELECT id FROM deliveries WHERE due_at IS NOT NULL AND claimed_by IS NULL"
-    " ORDER BY due_at DESC, id DESC LIMIT ?"
-)
-_BODY_TOO_MUCH = (
-    "SELECT id FROM (SELECT deliveries.id AS id, claimed_by, SUM(octet_length(body))"
-    " OVER (ORDER BY due_at, deliveries.id) AS total FROM deliveries"
-    " JOIN delivery_bodies ON delivery_bodies.id = deliveries.id"
-    " WHERE due_at IS NOT NULL) AS summed WHERE total > ? AND claimed_by IS NULL LIMIT ?"
-)
+_BODY = " JOIN delivery_bodies ON delivery_bodies.id = deliveries.id"
+_IS_PENDING = "due_at IS NOT NULL"
+
+
+def _is_ended(state: DeliveryState) -> str:
+    return f"state = '{state.value}' AND ended_at IS NOT NULL"
+
+
 _FORGET_DELIVERIES = (
     about("DELETE FROM deliveries", "id"),
     about("DELETE FROM delivery_bodies", "id"),
@@ -265,14 +263,18 @@ def purge(transaction: Transaction, now: float) -> int:
 
 def _forget(transaction: Transaction, now: float) -> int:
     state, gone = DeliveryState, dict[str, None]()
-    for sql, values in (
-        (_TOO_OLD, (state.DELIVERED.value, now - DELIVERED_KEPT_SECONDS, MAX_PURGED)),
-        (_TOO_OLD, (state.DEAD.value, now - DEAD_KEPT_SECONDS, MAX_PURGED)),
-        (_TOO_MANY, (state.DELIVERED.value, MAX_PURGED, MAX_DELIVERED)),
-        (_TOO_MANY, (state.DEAD.value, MAX_PURGED, MAX_DEAD)),
-        (_TOO_LARGE, (MAX_DEAD_BYTES, MAX_PURGED)),
+    for values in (
+        (state.DELIVERED.value, now - DELIVERED_KEPT_SECONDS, MAX_PURGED),
+        (state.DEAD.value, now - DEAD_KEPT_SECONDS, MAX_PURGED),
     ):
-        gone.update((row[0], None) for row in transaction.read(sql, values))
+        gone.update((row[0], None) for row in transaction.read(_TOO_OLD, values))
+    newest = "ended_at DESC"
+    for which, most, is_size in (
+        (_is_ended(state.DELIVERED), MAX_DELIVERED, False),
+        (_is_ended(state.DEAD), MAX_DEAD, False),
+        (_is_ended(state.DEAD), MAX_DEAD_BYTES, True),
+    ):
+        gone.update(dict.fromkeys(_beyond(transaction, which, newest, most, is_size=is_size)))
     if gone:
         for forget in _FORGET_DELIVERIES:
             transaction.run(forget, list(gone))
@@ -280,14 +282,45 @@ def _forget(transaction: Transaction, now: float) -> int:
 
 
 def _give_up(transaction: Transaction, now: float) -> int:
-    ((pending,),) = transaction.read(_COUNT)
-    excess = min(MAX_PURGED, max(0, pending - MAX_PENDING))
-    rows = transaction.read(_DUE_LAST, (excess,)) if excess else []
-    rows += transaction.read(_BODY_TOO_MUCH, (MAX_PENDING_BYTES, MAX_PURGED))
-    gone = dict.fromkeys(row[0] for row in rows)
+    gone = dict[str, None]()
+    for most, is_size in ((MAX_PENDING, False), (MAX_PENDING_BYTES, True)):
+        found = _beyond(transaction, _IS_PENDING, "due_at", most, is_size=is_size)
+        gone.update(dict.fromkeys(found))
     for delivery_id in gone:
         transaction.run(f"{_GIVE_UP} WHERE id = ?", (now, TOO_MANY, delivery_id))
     return len(gone)
+
+
+def _beyond(
+    transaction: Transaction, which: str, order: str, most: int, *, is_size: bool
+) -> list[str]:
+    """Return what is beyond a number or a size in all: the last of the projects that have most."""
+    tables, amount = ("deliveries", "COUNT(*)")
+    if is_size:
+        tables, amount = (f"deliveries{_BODY}", "SUM(octet_length(body))")
+    counted = f"SELECT {amount} FROM {tables} WHERE {which}"  # noqa: S608
+    amounts = [int(row[0]) for row in transaction.read(f"{counted} GROUP BY project_id")]
+    if sum(amounts) <= most:
+        return []
+    summed = (
+        f"SELECT deliveries.id AS id, claimed_by, {amount} OVER"  # noqa: S608
+        f" (PARTITION BY project_id ORDER BY {order}, deliveries.id) AS total"
+        f" FROM {tables} WHERE {which}"
+    )
+    sql = f"SELECT id FROM ({summed}) AS summed WHERE total > ? AND claimed_by IS NULL LIMIT ?"  # noqa: S608
+    rows = transaction.read(sql, (level(amounts, most), MAX_PURGED))
+    return [row[0] for row in rows]
+
+
+def level(amounts: Sequence[int], most: int) -> int:
+    """Return how much each may keep at most, so that all together keep no more than `most`."""
+    left = most
+    for place, amount in enumerate(sorted(amounts)):
+        share = left // (len(amounts) - place)
+        if amount > share:
+            return share
+        left -= amount
+    return max(amounts, default=0)
 
 
 # Signing secrets: the newest, and for a day those that it has replaced. A secret is kept as it is,
@@ -387,9 +420,9 @@ def _tries(text: str | None) -> tuple[DeliveryTry, ...]:
 
 _COLUMNS = "id, event, url, state, task_id, tries, created_at, due_at, ended_at, status, error"
 _GET = f"SELECT {_COLUMNS} FROM deliveries WHERE id = ?"  # noqa: S608
-_DUE = "SELECT id, host FROM deliveries WHERE due_at IS NOT NULL AND due_at <= ?"
+_DUE = "SELECT id, host, project_id FROM deliveries WHERE due_at IS NOT NULL AND due_at <= ?"
 _WANTED = about("SELECT id, event, url, task_id, tries, due_at FROM deliveries", "id")
-_BODY = "SELECT body FROM delivery_bodies WHERE id = ?"
+_KEPT_BODY = "SELECT body FROM delivery_bodies WHERE id = ?"
 _ARRIVED = (
     "UPDATE deliveries SET state = 'delivered', due_at = NULL, claimed_by = NULL, ended_at = ?,"
     " tries = tries + 1, status = ?, error = NULL WHERE id = ? AND state <> 'delivered'"
@@ -522,7 +555,7 @@ def claim(
 
 def body(transaction: Transaction, *, message: Message) -> str | None:
     """Return what is told: as it was sent before, or else the task as it ended."""
-    kept = transaction.read(_BODY, (message.id,))
+    kept = transaction.read(_KEPT_BODY, (message.id,))
     if kept:
         text: str = kept[0][0]
         return text
@@ -627,14 +660,30 @@ def _is_told(transaction: Transaction, one: Alert, now: float) -> bool:
 
 def _chosen(choice: Choice) -> tuple[str, list[Value]]:
     parts, values = list[str](), list[Value]()
-    for word, hosts in (("NOT IN", choice.busy_hosts), ("IN", choice.only_hosts or ())):
-        if hosts:
-            parts.append(f" AND host {word} ({', '.join('?' * len(hosts))})")
-            values.extend(hosts)
+    for condition, names in (
+        ("host NOT IN", choice.busy_hosts),
+        ("host IN", choice.only_hosts or ()),
+        ("project_id NOT IN", choice.busy_projects),
+    ):
+        if names:
+            parts.append(f" AND {condition} {_list(names)}")
+            values.extend(names)
+    for projects, word, hosts in (
+        (choice.proven_projects, "IN", choice.proven_hosts),
+        (choice.slow_projects, "NOT IN", choice.slow_hosts),
+    ):
+        if projects:
+            to_hosts = f" OR host {word} {_list(hosts)}" if hosts else ""
+            parts.append(f" AND (project_id NOT IN {_list(projects)}{to_hosts})")
+            values.extend((*projects, *hosts))
     for site in choice.busy_sites:
         parts.append(" AND host <> ? AND host NOT LIKE ?")
         values.extend((site, f"%.{site}"))
     return "".join(parts), values
+
+
+def _list(names: Sequence[str]) -> str:
+    return f"({', '.join('?' * len(names))})"
 
 
 def _conditions(query: DeliveryQuery) -> tuple[list[str], list[Value]]:

@@ -366,6 +366,9 @@ CREATE TABLE delivery_tries (
 )
 """
 
+# Whose task a delivery tells of; empty where it is about none, such as a budget alert.
+_WHOSE = ("ALTER TABLE deliveries ADD COLUMN project_id TEXT NOT NULL DEFAULT ''",)
+
 DELIVERY_MIGRATIONS = (
     first_migration(_DELIVERY_TABLES),
     Migration(
@@ -373,6 +376,7 @@ DELIVERY_MIGRATIONS = (
         sqlite=(_TRIES.format(text="TEXT"),),
         postgres=(_TRIES.format(text='TEXT COLLATE "C"'),),
     ),
+    Migration(number=3, sqlite=_WHOSE, postgres=_WHOSE),
 )
 
 _COLUMNS = (
@@ -389,6 +393,7 @@ _COLUMNS = (
     ("ended_at", "DOUBLE PRECISION"),
     ("status", "INTEGER"),
     ("error", "TEXT"),
+    ("project_id", "TEXT"),
 )
 
 DELIVERY_ROWS = Insert(

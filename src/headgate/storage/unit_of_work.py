@@ -715,10 +715,18 @@ def host_of(url: str) -> str:
         return ""
 
 
-def delivery_row(delivery_id: str, *, event: str, url: str, now: float, task_id: str = "") -> Row:
+def delivery_row(
+    delivery_id: str,
+    *,
+    event: str,
+    url: str,
+    now: float,
+    task_id: str = "",
+    project_id: str = "",
+) -> Row:
     """Return the row of a delivery that nobody has tried and that is due now."""
-    host = host_of(url)
-    return (delivery_id, task_id, event, url, host, PENDING, 0, now, now, None, None, None, None)
+    what = (delivery_id, task_id, event, url, host_of(url))
+    return (*what, PENDING, 0, now, now, None, None, None, None, project_id)
 
 
 SHORT_SUBMISSION = 2_000
@@ -967,7 +975,14 @@ class UnitOfWork:
     def file_delivery(self, row: TaskRow, url: str) -> None:
         """File what tells an address of the end of a task."""
         event = TASK_EVENTS[row.status.value]
-        filed = delivery_row(message_id(row.id), event=event, url=url, now=self.now, task_id=row.id)
+        filed = delivery_row(
+            message_id(row.id),
+            event=event,
+            url=url,
+            now=self.now,
+            task_id=row.id,
+            project_id=row.project_id,
+        )
         self._deliveries.append(filed)
 
     def notify(self, node_id: str, kind: nodes.Kind, task_id: str) -> None:
