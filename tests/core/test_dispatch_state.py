@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
+import msgspec
 import pytest
 
 from core.dispatch_model import START, ended, queued, state_of, taken
@@ -319,6 +321,22 @@ def test_a_line_that_was_not_applied_counts_against_no_rate_limit() -> None:
     for _ in range(5):
         dispatch_state.refuse(only_line(dispatch_state), record, None, START)
     assert planned_ids(dispatch_state) == ["t1"]
+
+
+@pytest.mark.parametrize("claim", [{"estimate_tokens": 10**12}, {"weight": 1e9}])
+def test_what_a_task_claims_does_not_use_up_a_rate_limit(claim: dict[str, Any]) -> None:
+    wide = msgspec.structs.replace(TOKENS, most=500_000)
+    hostile = queued("t1", target="t", has_claims=True, **claim)
+    dispatch_state = state_of(hostile, rate_limits=(wide,))
+    line = only_line(dispatch_state)
+    assert [charge.amount for charge in line.rate_charges] == [1_000]
+    said = ended(taken(hostile, line), TaskStatus.DONE, tokens=10**12)
+    progress = msgspec.structs.replace(said.progress, share_tokens=10_000, is_claimed=True)
+    dispatch_state.observe(msgspec.structs.replace(said, progress=progress), START)
+    dispatch_state.observe(queued("t2", target="t"), START)
+    own, more = [charge.amount for charge in only_line(dispatch_state).rate_charges]
+    assert more == 9_000
+    assert own <= 11_000, "what is learned of a claim is bounded as well"
 
 
 def test_tokens_beyond_the_estimate_are_charged_with_a_later_line_that_is_applied() -> None:

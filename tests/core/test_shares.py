@@ -357,6 +357,9 @@ def test_no_claim_takes_the_share_of_an_equal_project(
         (Task(estimate_tokens=0, has_claims=True), 1_000, 0, 1_000),
         (Task(estimate_tokens=0, has_claims=True), 1_000, 9_000, 9_000),
         (Task(estimate_tokens=20_000, has_claims=True), 1_000, 9_000, 20_000),
+        # Neither the project nor its rate limits need be the tenant's own.
+        (Task(estimate_tokens=10**12, has_claims=True), 1_000, 9_000, 90_000),
+        (Task(weight=1e9, has_claims=True), 1_000, 0, 10_000),
         # A share is a sum of many, and fits a column however heavy its tasks are.
         (Task(weight=1e9), 10**12, 0, 10**12),
         (Task(weight=1e9, has_claims=True), 10**12, 0, 10**12),

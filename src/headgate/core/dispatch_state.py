@@ -1283,6 +1283,8 @@ class DispatchState:
         is_done = record.task.status is TaskStatus.DONE
         self.usage.add(task.project_id, now, tokens=progress.share_tokens, completed=int(is_done))
         tokens = progress.reported_tokens or 0
+        if progress.is_claimed:
+            tokens = min(tokens, progress.share_tokens)
         if tokens > attempt.rate_tokens:
             limits = self.rate_limits_on(task, attempt.slot, attempt.agent_id)
             self.rates.count_more(limits, tokens=tokens - attempt.rate_tokens, now=now)

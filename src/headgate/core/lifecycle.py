@@ -317,7 +317,8 @@ hour would cost its project the share of a day.
 
 
 MOST_CLAIMED_SHARE = 10
-"""So many times what an attempt was charged at its start may a claim count in a project's share."""
+"""So many times what is known of its kind may a claim count in a project's share, at the start of
+an attempt, and so many times what it was charged then at its end."""
 
 
 def share_of(

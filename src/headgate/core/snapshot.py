@@ -17,6 +17,7 @@ import msgspec
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.enums import LenientEnum
 from headgate.core.gates import GateClosure
+from headgate.core.lifecycle import MOST_CLAIMED_SHARE
 from headgate.core.load import MOST_UNSAFE_ALPHA
 from headgate.core.money import MAX_RESERVATION_TOKENS
 from headgate.core.task import Task, TaskStatus
@@ -196,11 +197,14 @@ def tokens_charged(task: Task, default_tokens: int, *, learned: int = 0) -> int:
 
     Work that reports no tokens must still count, or two projects of it would never be fair; and
     nothing is free, or a project of free work would take every grant. So what a task merely claims
-    counts for no less than a task that says nothing, nor than what is `learned` of its kind.
+    counts for no less than a task that says nothing, nor than what is `learned` of its kind; and
+    for no more than `MOST_CLAIMED_SHARE` times that, because others have the project and its rate
+    limits, too.
     """
     weighted = min(math.ceil(task.weight * default_tokens), MAX_RESERVATION_TOKENS)
     if task.has_claims:
-        return max(weighted, default_tokens, learned, task.estimate_tokens or 0)
+        known = max(default_tokens, learned)
+        return max(known, min(max(weighted, task.estimate_tokens or 0), MOST_CLAIMED_SHARE * known))
     return max(1, weighted if task.estimate_tokens is None else task.estimate_tokens)
 
 

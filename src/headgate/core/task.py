@@ -356,11 +356,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nobody gave a figure, so that what was held was booked. `share_tokens` is what the latest
     attempt counts in the share of its project, which is not its budget. `hold` is how the amounts
     that it reserved came about, where nobody gave them, and `reported_…` what is known of its cost;
-    `is_priced` of one that was priced from a provider's answer, `is_unpriced` of a success whose
-    dollars nobody knows. `node_id` is set while the task is in
-    flight, and only then. `slot` is the one that was chosen for the latest attempt, of a task that
-    names a provider, and `choice` why it was started. `attempts` has the latest of those after
-    which it was tried again.
+    `is_priced` of one that was priced from a provider's answer, `is_claimed` of one that a tenant
+    merely states, `is_unpriced` of a success whose dollars nobody knows. `node_id` is set while the
+    task is in flight, and only then. `slot` is the one that was chosen for the latest attempt, of a
+    task that names a provider, and `choice` why it was started. `attempts` has the latest of those
+    after which it was tried again.
     """
 
     attempt: int = 0
@@ -379,6 +379,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reported_tokens: int | None = None
     reported_micro_usd: int | None = None
     is_priced: bool = False
+    is_claimed: bool = False
     is_unpriced: bool = False
     used_tokens: int = 0
     used_micro_usd: int = 0
@@ -438,17 +439,11 @@ def kind_of(task: Task, terms: Terms) -> Kind:
     return Kind(task.project_id, task.target, terms.action)
 
 
-def sample_of(
-    progress: Progress,
-    terms: Terms,
-    *,
-    is_done: bool,
-    booked_micro_usd: int,
-    is_claim: bool = False,
-) -> Sample:
+def sample_of(progress: Progress, terms: Terms, *, is_done: bool, booked_micro_usd: int) -> Sample:
     """Return what the latest attempt of a task tells of its kind of work, once it has ended.
 
-    What a tenant claims of it teaches no more than was held.
+    What a tenant claims of it teaches no more than was held; and of tokens, where none were, no
+    more than it counts in the share of its project, since what is learned counts in rate limits.
     """
     # A cost that the task came with says nothing of what the work costs.
     is_fixed = terms.cost_micro_usd is not None
@@ -457,9 +452,9 @@ def sample_of(
         # It named a model without a price. So the work has a cost, and does not run for nothing.
         probed = tuple([unit for unit in probed if unit is not Unit.MICRO_USD])
     micro_usd, tokens = progress.reported_micro_usd, progress.reported_tokens
-    if is_claim:
+    if progress.is_claimed:
         micro_usd = believed(micro_usd, held=progress.reserved_micro_usd)
-        tokens = believed(tokens, held=progress.reserved_tokens)
+        tokens = believed(tokens, held=progress.reserved_tokens or progress.share_tokens)
     return Sample(
         micro_usd=None if is_fixed else micro_usd,
         tokens=tokens,

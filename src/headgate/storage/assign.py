@@ -121,6 +121,7 @@ def _take(work: UnitOfWork, row: TaskRow, line: Assignment, tokens: int, micro_u
         reported_tokens=None,
         reported_micro_usd=None,
         is_priced=False,
+        is_claimed=False,
         is_unpriced=False,
         started_at=work.now if line.starts else old.started_at,
         slot=line.slot,

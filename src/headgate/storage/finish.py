@@ -99,11 +99,11 @@ def free_permit(
     is_done = isinstance(step, Finish) and step.status is TaskStatus.DONE
     booked = _booked(old, cost, is_done=is_done)
     tokens, micro_usd = booked.tokens, booked.micro_usd
+    is_claimed = tenant is not None
     share_tokens = old.share_tokens if cost.tokens is None else cost.tokens
     if _has_worked(row, step):
         seconds = work.now - (old.started_at or work.now)
-        is_claim = tenant is not None
-        share_tokens = share_of(old, cost, seconds=seconds, is_done=is_done, is_claim=is_claim)
+        share_tokens = share_of(old, cost, seconds=seconds, is_done=is_done, is_claim=is_claimed)
     work.counters.fly(row.agent_id, row.project_id, -1)
     work.counters.count(TICK)
     if share_tokens or micro_usd:
@@ -127,14 +127,11 @@ def free_permit(
         reported_tokens=cost.tokens,
         reported_micro_usd=cost.micro_usd,
         is_priced=cost.is_priced,
+        is_claimed=is_claimed,
         is_unpriced=is_unpriced,
     )
     sample = sample_of(
-        row.progress,
-        row.spec.terms,
-        is_done=is_done,
-        booked_micro_usd=booked.micro_usd,
-        is_claim=tenant is not None,
+        row.progress, row.spec.terms, is_done=is_done, booked_micro_usd=booked.micro_usd
     )
     if sample.says_something:
         work.learn(kind_of(row.spec.task, row.spec.terms), sample)
