@@ -560,6 +560,32 @@ def test_the_application_learns_that_a_client_went_away(run: Serve) -> None:
     assert gone == ["http.request", "http.disconnect"]
 
 
+def test_almost_all_of_a_large_answer_counts_until_its_client_takes_it(run: Serve) -> None:
+    """What the system has taken of it does not count, and the loop may hold it all the same."""
+    size = 4 << 20
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await answer_with(send, b"x" * size)
+
+    class App:
+        shares = shares.Shares()
+        __call__ = staticmethod(answer)
+
+    async def scenario(connect: Connect) -> None:
+        address = (await connect()).writer.get_extra_info("peername")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+            client.connect(address)
+            client.sendall(ALIVE)
+            for _ in range(1_000):
+                if App.shares.bytes.taken:
+                    break
+                await asyncio.sleep(0.01)
+            assert App.shares.bytes.taken > 0.9 * size
+
+    run(scenario, App())
+
+
 def test_an_answer_that_nobody_reads_stops_further_requests(run: Serve) -> None:
     answered = 0
     large = b"x" * 2_000_000

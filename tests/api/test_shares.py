@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.api import shares
 from headgate.api.errors import ApiError
-from headgate.api.shares import Holder, Pool, Seat, Shares, Turns, address_key
+from headgate.api.shares import Holder, Making, Pool, Seat, Shares, Turns, address_key
 
 OPERATOR = Holder("operator", is_trusted=True)
 
@@ -34,6 +34,47 @@ def test_however_many_take_all_they_can_the_next_finds_room(most: int, greedy: i
     assert pool.has_room(OPERATOR)
     fill(pool, OPERATOR)
     assert pool.taken == pool.most, "nothing is kept from an operator"
+
+
+async def test_a_caller_has_few_answers_in_the_making_and_others_have_their_turn() -> None:
+    making, under_way = Making(8), Counter[str]()
+    most, ended = Counter[str](), list[str]()
+
+    async def ask(key: str) -> None:
+        async with making.turn(Holder(key)):
+            under_way[key] += 1
+            most[key] = max(most[key], under_way[key])
+            most["all"] = max(most["all"], under_way.total())
+            await asyncio.sleep(0.01)
+            under_way[key] -= 1
+        ended.append(key)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(200):
+            group.create_task(ask("hostile"))
+        await asyncio.sleep(0.005)
+        for _ in range(3):
+            group.create_task(ask("honest"))
+    assert most["hostile"] == 4, "alone, it has half"
+    assert most["all"] <= 8
+    assert ended[:16].count("honest") == 3
+    assert len(ended) == 203
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_gives_its_turn_back() -> None:
+    making, holder = Making(2), Holder("one")
+
+    async def ask() -> None:
+        async with making.turn(holder):
+            await asyncio.sleep(1.0)
+
+    tasks = [asyncio.create_task(ask()) for _ in range(10)]
+    await asyncio.sleep(0)
+    for task in reversed(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    async with asyncio.timeout(1.0), making.turn(holder), making.turn(Holder("other")):
+        pass
 
 
 def test_what_was_given_back_is_there_again() -> None:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple, TypeVar
 
@@ -46,6 +46,12 @@ MAX_CLAIMS = 1_000
 
 MAX_BYTES = 128 * 1024 * 1024
 """What bodies of requests, and answers that were not taken yet, keep in memory in all."""
+
+MAX_MADE = 8
+"""Answers that may be large and are made at a time, each from up to 4 MiB that the store has read.
+
+More would not be made sooner: one loop makes them all. Each takes some times its size meanwhile.
+"""
 
 _IPV6_NETWORK_BITS = 64
 _Result = TypeVar("_Result")
@@ -139,6 +145,66 @@ def held(pool: Pool, holder: Holder, what: str) -> Iterator[None]:
         yield
     finally:
         pool.give_back(holder.key)
+
+
+class Making:
+    """Lets a few answers be made at a time, and has callers take turns.
+
+    What an answer is made from is in memory before it is counted as bytes in hand. So a caller that
+    asks for hundreds of long lists at once waits, with its own and not with those of others: it may
+    have as many in the making as others could still have, and one at least.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_holder: Counter[str] = Counter()
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, holder: Holder) -> AsyncIterator[None]:
+        """Wait for the turn to make an answer, and make it within."""
+        key = holder.key
+        if self._may(key) and key not in self._waiting:
+            self._by_holder[key] += 1
+        else:
+            await self._granted(key)
+        try:
+            yield
+        finally:
+            self._give_back(key)
+
+    def _may(self, key: str) -> bool:
+        free = self._most - self._by_holder.total()
+        own = self._by_holder[key]
+        return free > 0 and (not own or own < free)
+
+    async def _granted(self, key: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._give_back(key)
+            raise
+
+    def _give_back(self, key: str) -> None:
+        self._by_holder[key] -= 1
+        if not self._by_holder[key]:
+            del self._by_holder[key]
+        while (following := self._next()) is not None:
+            turns = self._waiting.pop(following)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[following] = turns
+            if not turn.done():
+                self._by_holder[following] += 1
+                turn.set_result(None)
+
+    def _next(self) -> str | None:
+        """Return whose turn it is: of those who may, who has least, then who waited longest."""
+        may = [key for key in self._waiting if self._may(key)]
+        return min(may, key=self._by_holder.__getitem__, default=None)
 
 
 class Seat:
@@ -255,6 +321,7 @@ class Shares:
         self.pages = Pool(MAX_PAGES)
         self.claims = Pool(MAX_CLAIMS)
         self.bytes = Pool(MAX_BYTES)
+        self.making = Making(MAX_MADE)
         self.turns = Turns(clock)
         self.idle: dict[str, dict[Seat, None]] = {}
         """The connections that no request is worked on, by caller; idle longest, first."""

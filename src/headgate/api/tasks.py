@@ -335,25 +335,28 @@ _TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 async def show_task(api: Api, request: Request, task_id: str) -> Response:
     """Answer with everything that is known of a task."""
-    record = await own_task(api, request.caller, task_id)
-    return json_response(OK, whole_snapshot_of(record))
+    async with api.shares.making.turn(request.holder):
+        record = await own_task(api, request.caller, task_id)
+        return json_response(OK, whole_snapshot_of(record))
 
 
 async def list_tasks(api: Api, request: Request, _: str) -> Response:
     """Answer with one page of tasks, newest first unless asked otherwise."""
     given = request.query()
     left_out = dict.fromkeys(_contents(given.get("omit", "")))
-    page = await api.engine.find(request.caller.narrowed(read_query(given)))
+    query = request.caller.narrowed(read_query(given))
 
     def shown(record: TaskRecord) -> msgspec.Raw:
         # Encoded one by one: all at once, a page of megabytes would hold the loop.
         own = snapshot_of(request.caller.shown(record))
         return msgspec.Raw(msgspec.json.encode(replace(own, **left_out)))
 
-    tasks = cast("list[TaskSnapshot]", await mapped(page.records, shown))
-    return json_response(
-        OK, TaskListBody(tasks=tasks, count=len(tasks), next_cursor=page.next_before)
-    )
+    async with api.shares.making.turn(request.holder):
+        page = await api.engine.find(query)
+        tasks = cast("list[TaskSnapshot]", await mapped(page.records, shown))
+        return json_response(
+            OK, TaskListBody(tasks=tasks, count=len(tasks), next_cursor=page.next_before)
+        )
 
 
 async def cancel_task(api: Api, request: Request, task_id: str) -> Response:

@@ -30,6 +30,12 @@ KEPT_SHARE_OF_FILES = 4
 
 BACKLOG = 2048
 MAX_PORT = 65_535
+SEND_BUFFER_BYTES = 128 * 1024
+"""What the system keeps of an answer for a client that does not take it; Linux doubles it.
+
+By itself it would keep megabytes for each connection. And an event loop may hold all of an answer
+until the last byte is handed over, while what was handed over counts for no caller any more.
+"""
 
 log = structlog.get_logger("headgate.api")
 
@@ -114,6 +120,7 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
