@@ -15,7 +15,15 @@ from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.postgres import PostgresDatabase, PostgresReader
 from headgate.storage.sqlite import SqliteDatabase, SqliteReader
 from headgate.storage.transaction import Database, LostTransactionError, Transaction
-from headgate.storage.writer import ReaderPool, asker
+from headgate.storage.writer import (
+    ALONE_SECONDS,
+    READER_PAUSES,
+    Askers,
+    Awaited,
+    Questions,
+    ReaderPool,
+    asker,
+)
 
 BACKENDS = ("sqlite", "postgres")
 
@@ -238,3 +246,62 @@ def test_those_who_ask_take_turns(tmp_path: Path) -> None:
     assert answered.index("modest") <= 2
     assert answered.index("service") <= 3
     assert len(answered) == 109
+
+
+class Time:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_beside_others_a_caller_has_one_reader_for_a_part_of_its_time() -> None:
+    clock = Time()
+    askers = Askers(clock)
+    questions = Questions(askers, clock=clock)
+    for who in ("modest", "greedy", "greedy", "greedy"):
+        askers.note(who)
+        questions.put(who, Awaited(count))
+    assert questions.get() is not None
+    assert questions.get() is not None
+    # One of each is under way, and greedy has to wait for the end of its own.
+    assert questions.turn() == (None, None)
+    questions.answered("greedy", 0.25)
+    assert questions.turn() == (None, READER_PAUSES * 0.25)
+    # What the service itself asks never waits.
+    questions.put("", Awaited(count))
+    assert questions.turn() == ("", None)
+    clock.now += READER_PAUSES * 0.25
+    assert questions.turn() == ("greedy", None)
+
+
+async def test_a_caller_that_is_alone_has_every_reader_all_the_time() -> None:
+    clock = Time()
+    askers = Askers(clock)
+    questions = Questions(askers, clock=clock)
+    askers.note("modest")
+    clock.now += ALONE_SECONDS
+    for _ in range(3):
+        askers.note("greedy")
+        questions.put("greedy", Awaited(count))
+    assert questions.get() is not None
+    assert questions.turn() == ("greedy", None)
+    questions.answered("greedy", 0.5)
+    assert questions.turn() == ("greedy", None)
+
+
+async def test_at_the_end_everything_that_waits_is_answered_without_a_pause() -> None:
+    clock = Time()
+    askers = Askers(clock)
+    questions = Questions(askers, clock=clock)
+    for who in ("modest", "greedy", "greedy"):
+        askers.note(who)
+    questions.put("greedy", Awaited(count))
+    questions.put("greedy", Awaited(count))
+    assert questions.get() is not None
+    questions.end()
+    assert questions.get() is not None
+    assert questions.get() is None

@@ -619,23 +619,62 @@ MAX_QUESTIONS = 1_024
 SHARE_OF_QUESTIONS = 8
 """How many times as many questions as there is room for one asker may have waiting."""
 
+READER_PAUSES = 2
+"""How many times as long as a question took its asker waits for the next answer, beside others.
+
+A long list costs the database as much as the dispatcher has in seconds, and a server shares its
+processors between all who ask. So one caller has at most one reader at a time, for a third of its
+time; one that is alone has all of them.
+"""
+
+ALONE_SECONDS = 1.0
+"""Who else has asked for something lately is not alone."""
+
 asker: ContextVar[str] = ContextVar("asker", default="")
 """For whom a question is asked; empty is the service itself."""
 
-_QUESTION, _END = "question", "end"
+
+class Askers:
+    """Who asked for something last, and who did before that."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._latest = self._other = ("", -ALONE_SECONDS)
+
+    def note(self, who: str) -> None:
+        """Note that somebody asks for something."""
+        if who != self._latest[0]:
+            self._other = self._latest
+        self._latest = (who, self._clock())
+
+    def is_alone(self, who: str) -> bool:
+        """Tell whether nobody else has asked for anything lately."""
+        others = self._other if self._latest[0] == who else self._latest
+        return self._clock() - others[1] >= ALONE_SECONDS
 
 
-class _Questions:
+askers = Askers()
+"""The callers of this process."""
+
+
+class Questions:
     """Questions that wait, by asker; each asker in turn has one of its own answered."""
 
-    def __init__(self) -> None:
-        self._tickets: SimpleQueue[str] = SimpleQueue()
-        self._lock = threading.Lock()
+    def __init__(
+        self, callers: Askers = askers, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._callers = callers
+        self._clock = clock
+        self._changed = threading.Condition()
         self._by_asker: dict[str, deque[Awaited]] = {}
         self._turns: deque[str] = deque()
+        self._asked: dict[str, int] = {}
+        self._paused_until: dict[str, float] = {}
+        self._waiting = 0
+        self._ends = 0
 
     def __len__(self) -> int:
-        return self._tickets.qsize()
+        return self._waiting
 
     def of(self, who: str) -> int:
         """Return how many questions of an asker wait."""
@@ -643,30 +682,72 @@ class _Questions:
 
     def put(self, who: str, job: Awaited) -> None:
         """Have a question answered."""
-        with self._lock:
+        with self._changed:
             waiting = self._by_asker.get(who)
             if waiting is None:
                 waiting = self._by_asker[who] = deque()
                 self._turns.append(who)
             waiting.append(job)
-        self._tickets.put(_QUESTION)
+            self._waiting += 1
+            self._changed.notify()
 
     def end(self) -> None:
         """Have one thread end when everything that waits by now is answered."""
-        self._tickets.put(_END)
+        with self._changed:
+            self._ends += 1
+            self._changed.notify()
 
-    def get(self) -> Awaited | None:
-        """Wait for the next question; None is the end."""
-        if self._tickets.get() is _END:
-            return None
-        with self._lock:
-            who = self._turns.popleft()
-            waiting = self._by_asker[who]
-            job = waiting.popleft()
-            if waiting:
-                self._turns.append(who)
-            else:
-                del self._by_asker[who]
+    def get(self) -> tuple[str, Awaited] | None:
+        """Wait for the next question, and who asks it; None is the end."""
+        with self._changed:
+            while True:
+                who, seconds = self.turn()
+                if who is not None:
+                    return who, self._taken(who)
+                if self._ends and not self._waiting:
+                    self._ends -= 1
+                    return None
+                self._changed.wait(seconds)
+
+    def answered(self, who: str, seconds: float) -> None:
+        """Note how long a question has taken a reader."""
+        with self._changed:
+            self._asked[who] -= 1
+            if not self._asked[who]:
+                del self._asked[who]
+            if who and not self._ends and not self._callers.is_alone(who):
+                now = self._clock()
+                self._paused_until[who] = now + READER_PAUSES * seconds
+                if len(self._paused_until) > MAX_QUESTIONS:
+                    self._paused_until = {
+                        each: until for each, until in self._paused_until.items() if until > now
+                    }
+            self._changed.notify()
+
+    def turn(self) -> tuple[str | None, float | None]:
+        """Return whose turn it is, or in how many seconds it may be somebody's."""
+        now, soonest = self._clock(), None
+        for who in self._turns:
+            left = self._paused_until.get(who, 0.0) - now
+            if self._ends or not who or (left <= 0 and not self._is_served(who)):
+                return who, None
+            if left > 0:
+                soonest = left if soonest is None else min(soonest, left)
+        return None, soonest
+
+    def _is_served(self, who: str) -> bool:
+        return who in self._asked and not self._callers.is_alone(who)
+
+    def _taken(self, who: str) -> Awaited:
+        self._turns.remove(who)
+        waiting = self._by_asker[who]
+        job = waiting.popleft()
+        if waiting:
+            self._turns.append(who)
+        else:
+            del self._by_asker[who]
+        self._waiting -= 1
+        self._asked[who] = self._asked.get(who, 0) + 1
         return job
 
 
@@ -685,7 +766,7 @@ class ReaderPool:
         self._most = most
         self._max_queued = max_queued
         self._close_seconds = close_seconds
-        self._questions = _Questions()
+        self._questions = Questions()
         self._threads: list[threading.Thread] = []
         # Nothing may be queued behind the marks that end the threads: it would wait for ever.
         self._closing = threading.Lock()
@@ -695,7 +776,7 @@ class ReaderPool:
         if self._threads:
             return
         # Threads that hang since the last close keep their queue, and end when they are answered.
-        self._questions = _Questions()
+        self._questions = Questions()
         self._threads = [self._thread(number) for number in range(self._most)]
         for thread in self._threads:
             thread.start()
@@ -738,11 +819,14 @@ class ReaderPool:
         )
 
 
-def _answer_questions(reader: Database, questions: _Questions) -> None:
-    while (job := questions.get()) is not None:
+def _answer_questions(reader: Database, questions: Questions) -> None:
+    while (found := questions.get()) is not None:
+        who, job = found
+        began_at = time.monotonic()
         if not job.future.cancelled():
             _ask(reader, job)
             answer([job])
+        questions.answered(who, time.monotonic() - began_at)
     reader.close()
 
 

@@ -15,7 +15,7 @@ import httptools
 from headgate.api.callers import LOCAL, Caller
 from headgate.api.errors import ApiError, invalid_field
 from headgate.api.shares import Holder, Seat, address_key
-from headgate.storage.writer import asker
+from headgate.storage.writer import asker, askers
 
 MAX_BODY_BYTES = 1024 * 1024
 BODY_SECONDS = 30.0
@@ -75,7 +75,9 @@ class Request:
         """Note who sends the request: from now on the connection counts for that caller."""
         self.caller = caller
         # Its questions to the store take turns with those of other callers.
-        asker.set(caller.token_id or self.peer)
+        who = caller.token_id or self.peer
+        asker.set(who)
+        askers.note(who)
         seat = self.seat
         if seat is not None:
             seat.identify(caller.token_id, is_trusted=caller.is_trusted)
