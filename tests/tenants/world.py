@@ -208,6 +208,8 @@ class World:
         # The operator says what it may cost, or a claim of an earlier attack would be held now.
         known = {"action": "pull", "estimate": {"tokens": 1, "usd": "0.000001"}}
         wanted = self._taken_in(self.operator, body | known)
+        # An earlier attack may have closed its own agent for a day, which harms nobody else.
+        self.operator.ask("POST", "/closures/open", {"kind": "agent", "name": MALLORY})
         place = f"/agents/{MALLORY}/claim"
         for _ in range(20):
             # The same worker as before, or the task would go to one that does not ask any more.
@@ -224,7 +226,7 @@ class World:
                 # One that an earlier attack has left.
                 told = {"workerId": worker_id, "attempt": task["attempt"]}
                 tenant.ask("POST", f"/tasks/{task['taskId']}/complete", told)
-        why = self.operator.ask("GET", f"/tasks/{wanted}").text
+        why = self.operator.ask("GET", f"/tasks/{wanted}/why").text
         raise AssertionError(f"the task was not handed out: {why}")
 
     def harms(self) -> list[str]:
