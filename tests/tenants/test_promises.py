@@ -1,0 +1,127 @@
+"""Every sentence that tenants can rely on is proved by tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT.parent / "docs" / "how-to" / "secure.md"
+HARMLESS = ("tenants/test_harms.py::test_no_field_of_a_route_harms_another",)
+
+PROOFS: dict[str, tuple[str, ...]] = {
+    "A tenant's estimate, weight or stated cost never lets": (
+        "engine/test_claims.py::test_no_claim_passes_a_dollar_budget",
+        "engine/test_claims.py::test_no_claim_passes_a_token_budget",
+    ),
+    "What a tenant claims to have used beyond": (
+        "budgets/test_claims_stateful.py::test_tenants_on_the_ledger_in_memory",
+        "budgets/test_claims_stateful.py::test_tenants_on_the_sqlite_ledger",
+        "budgets/test_claims_stateful.py::test_tenants_on_the_redis_ledger",
+        *HARMLESS,
+    ),
+    "A retry may charge and ask for only": (
+        "api/test_auth.py::test_a_retry_charges_what_its_caller_may_charge",
+        "api/test_submission.py::test_a_retry_is_trusted_where_both_of_its_senders_are",
+    ),
+    "A token that is restricted to a project or agent sees": (
+        (
+            "api/test_budgets_api.py"
+            "::test_a_bound_token_is_told_no_figures_of_budgets_that_are_not_its_own"
+        ),
+    ),
+    "A clock that jumps ahead and back": (
+        (
+            "budgets/test_conformance_windows.py"
+            "::test_a_clock_that_jumps_ahead_and_back_forgets_no_spending"
+        ),
+    ),
+    "No estimate, weight or cost takes the share": (
+        "core/test_shares.py::test_no_claim_takes_the_share_of_an_equal_project",
+    ),
+    "However many connections, streams or bytes": (
+        "api/test_shares.py::test_however_many_take_all_they_can_the_next_finds_room",
+    ),
+    "However busy one tenant keeps a node": (
+        (
+            "service/test_signs_of_life.py"
+            "::test_a_busy_node_loses_neither_its_tasks_nor_the_dispatcher"
+        ),
+    ),
+    "No request and no answer of a target holds": (
+        "api/test_slices.py::test_no_route_holds_the_loop_for_all_of_its_rows",
+        "api/test_submission.py::test_a_megabyte_of_any_json_is_judged_in_short_steps",
+        "providers/test_http_client.py::test_no_answer_holds_the_loop",
+    ),
+    "Idle connections never take the file descriptors": (
+        "service/test_descriptors.py::test_idle_connections_leave_descriptors_for_tasks",
+        (
+            "service/test_descriptors.py"
+            "::test_without_a_descriptor_tasks_wait_and_begin_when_there_is_one"
+        ),
+    ),
+    "Tasks for later, refused tasks and ended tasks": (
+        "storage/test_room.py::test_tasks_that_become_due_keep_nobody_from_submitting",
+        "storage/test_room.py::test_a_large_store_takes_from_the_project_that_takes_most",
+    ),
+    "A disk that runs full refuses new work": (
+        "storage/test_room.py::test_a_flood_is_refused_before_the_disk_is_full_and_deletes_its_own",
+        "storage/test_room.py::test_a_full_disk_heals_by_itself",
+        (
+            "storage/test_room.py"
+            "::test_a_restart_on_a_full_disk_reads_and_deletes_and_has_lost_nothing"
+        ),
+    ),
+    "What belongs to another tenant is answered": (
+        "tenants/test_harms.py::test_what_belongs_to_others_is_answered_like_what_does_not_exist",
+    ),
+    "No worker and no target closes a slot": (
+        "api/test_closures.py::test_a_worker_that_says_a_day_pauses_its_own_agent_and_no_slot",
+        "api/test_closures.py::test_a_target_closes_itself_whatever_slot_a_task_names",
+    ),
+    "A slot with `projects` is not there": (
+        "api/test_closures.py::test_a_slot_of_other_projects_is_not_there",
+    ),
+    "No webhook reaches a cloud's metadata address": (
+        "webhooks/test_guard.py::test_no_entry_of_the_allow_list_opens_the_metadata_of_a_cloud",
+    ),
+    "On loopback without tokens no page": (
+        "api/test_auth.py::test_without_tokens_no_page_of_another_site_reads_or_starts_anything",
+        "api/test_webhooks_api.py::test_secrets_are_shown_to_nobody_without_a_token",
+    ),
+    "A command with `run_as` reads neither": (
+        (
+            "executors/test_confinement.py"
+            "::test_another_user_reads_neither_token_nor_environment_of_the_service"
+        ),
+    ),
+}
+"""How each sentence begins, and the tests that prove it."""
+
+
+def promises() -> list[str]:
+    text = PAGE.read_text()
+    section = text.split("## What tenants can rely on\n")[1].split("What remains is up to you")[0]
+    return re.findall(r"^- (.+)$", section, re.MULTILINE)
+
+
+def test_every_promise_has_its_tests() -> None:
+    found = promises()
+    unproved = [line for line in found if not any(line.startswith(begin) for begin in PROOFS)]
+    gone = [begin for begin in PROOFS if not any(line.startswith(begin) for line in found)]
+    assert (unproved, gone) == ([], [])
+
+
+@pytest.mark.parametrize("test", sorted({each for tests in PROOFS.values() for each in tests}))
+def test_a_test_that_proves_a_promise_exists(test: str) -> None:
+    path, _, name = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text())
+    names = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert name in names
