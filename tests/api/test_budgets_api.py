@@ -414,6 +414,25 @@ async def test_a_claim_of_a_bound_token_takes_nothing_from_others(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_a_token_that_is_bound_to_nothing_carries_no_limit_to_minus(kind: str) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget("", limit_usd="999")
+        bob, scope = it.token("submit", "read", "cancel"), "project:alpha"
+        await it.ask("reserve", bob, id="honest", scope=scope, usd="1")
+        await it.ask("commit", bob, id="honest", scope=scope, usd="3")
+        shown = (await it.status("", bob)).json
+        assert (shown["spentUsd"], shown["overrunUsd"]) == ("1.00", "2.00")
+        await it.ask("reserve", bob, id="r", scope=scope, usd="0")
+        booked = await it.ask("commit", bob, id="r", scope=scope, usd="1000000")
+        assert booked.status == 200
+        shown = (await it.status("", bob)).json
+        assert (shown["remainingUsd"], shown["unacceptedUsd"]) == ("0.00", "999004.00")
+        own = (await it.status(scope, bob)).json
+        assert own["overrunUsd"] == "1000002.00"
+        assert "unacceptedUsd" not in own
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_an_operators_word_is_booked_in_full(kind: str) -> None:
     async with bank(kind) as it:
         await it.tracker.set_budget("", limit_usd="1000")

@@ -3,6 +3,9 @@
 What is left in a scope that a tenant may not charge falls by no more than what the tenant was
 admitted to hold, plus what was left in its own scopes that an operator limited. Whatever is claimed
 beyond is accepted or rejected, to the micro-dollar, and balances equal the journal.
+
+A tenant that is bound to nothing carries no budget of an operator past its limit, and a scope that
+no operator limited has all that it claimed.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ TENANTS = {
 }
 names = st.sampled_from([f"r{number}" for number in range(5)])
 amounts = st.integers(0, 400)
+indices = st.integers(0, 1)
 ends = st.sampled_from(["commit", "commit", "release", "dispatched", "extend"])
 
 
@@ -46,6 +50,8 @@ class TenantMachine(RuleBasedStateMachine):
     """Two hostile tenants, one with a limit of its own, beside an operator who decides."""
 
     make_factory: ClassVar[Callable[[], TrackerFactory]]
+    tenants: ClassVar[dict[str, Tenant]] = TENANTS
+    root_limit: ClassVar[int] = ROOT_LIMIT
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +60,7 @@ class TenantMachine(RuleBasedStateMachine):
         self._factory = type(self).make_factory()
         self.clock = self._factory.clock
         self.tracker = self._runner.run(self._stack.enter_async_context(self._factory()))
-        self._runner.run(self.tracker.set_budget("", dollars(ROOT_LIMIT)))
+        self._runner.run(self.tracker.set_budget("", dollars(self.root_limit)))
         self._runner.run(self.tracker.set_budget("project:alpha", dollars(OWN_LIMIT)))
         self.admitted = 0
         self.known: set[tuple[str, str]] = set()
@@ -68,14 +74,15 @@ class TenantMachine(RuleBasedStateMachine):
             self._runner.close()
 
     @rule(
-        scope=st.sampled_from(list(TENANTS)),
+        which=indices,
         name=names,
         deeper=st.booleans(),
         usd=amounts,
         at_once=st.booleans(),
     )
-    def reserve(self, scope: str, name: str, deeper: bool, usd: int, at_once: bool) -> None:
+    def reserve(self, which: int, name: str, deeper: bool, usd: int, at_once: bool) -> None:
         """Hold something, perhaps nothing, perhaps under a name that is known."""
+        scope = self._scope(which)
         inner = f"{scope}/session:s" if deeper else scope
         call = self.tracker.reserve(
             inner, dollars(usd), reservation_id=f"{scope}:{name}", dispatched=at_once
@@ -86,13 +93,14 @@ class TenantMachine(RuleBasedStateMachine):
                 self.known.add((scope, name))
                 self.admitted += usd
 
-    @rule(scope=st.sampled_from(list(TENANTS)), name=names, end=ends, usd=amounts)
-    def settle(self, scope: str, name: str, end: str, usd: int) -> None:
+    @rule(which=indices, name=names, end=ends, usd=amounts)
+    def settle(self, which: int, name: str, end: str, usd: int) -> None:
         """Claim any cost, or do anything else to a reservation, late or twice."""
+        scope = self._scope(which)
         held, tracker = f"{scope}:{name}", self.tracker
         with suppress(CallerError):
             if end == "commit":
-                self._runner.run(tracker.commit(held, dollars(usd), tenant=TENANTS[scope]))
+                self._runner.run(tracker.commit(held, dollars(usd), tenant=self.tenants[scope]))
             elif end == "release":
                 self._runner.run(tracker.release(held))
             elif end == "extend":
@@ -100,12 +108,17 @@ class TenantMachine(RuleBasedStateMachine):
             else:
                 self._runner.run(tracker.dispatched(held))
 
-    @rule(scope=st.sampled_from(list(TENANTS)), usd=st.integers(1, 10**6))
-    def limit_oneself(self, scope: str, usd: int) -> None:
+    @rule(which=indices, usd=st.integers(1, 10**6))
+    def limit_oneself(self, which: int, usd: int) -> None:
         """Have a tenant say how much it may spend."""
+        scope = self._scope(which)
         with suppress(CallerError):
             call = self.tracker.create_budget(f"{scope}/session:s", dollars(usd), is_by_tenant=True)
             self._runner.run(call)
+
+    def _scope(self, which: int) -> str:
+        scopes = list(self.tenants)
+        return scopes[which % len(scopes)]
 
     @rule(seconds=st.sampled_from([1.0, 61.0]))
     def advance(self, seconds: float) -> None:
@@ -119,13 +132,17 @@ class TenantMachine(RuleBasedStateMachine):
             self._runner.run(self.tracker.adjust("", dollars(usd), call=call))
             self.decided[call] += usd
 
+    def most_lost(self) -> int:
+        """Return what the root may lose without the operator's word."""
+        return self.admitted + OWN_LIMIT
+
     @invariant()
     def others_lose_no_more_than_was_granted(self) -> None:
         """Compare what the root has left with what was admitted, allowed and accepted."""
         root = self._runner.run(self.tracker.own_status(""))
         assert root.remaining_micro_usd is not None
-        lost = ROOT_LIMIT - root.remaining_micro_usd
-        assert lost <= self.admitted + OWN_LIMIT + self.decided[Adjustment.ACCEPT]
+        lost = self.root_limit - root.remaining_micro_usd
+        assert lost - self.decided[Adjustment.ACCEPT] <= self.most_lost()
 
     @invariant()
     def every_claim_is_counted_or_waits_or_was_decided(self) -> None:
@@ -139,9 +156,40 @@ class TenantMachine(RuleBasedStateMachine):
         assert drift_of(self._runner.run(self.tracker.ledger.audit())) == {}
 
 
+class UnboundMachine(TenantMachine):
+    """One that is bound to nothing, in the project with a limit and beside it."""
+
+    tenants: ClassVar[dict[str, Tenant]] = {"project:alpha": Tenant(), "session:evil": Tenant()}
+    root_limit: ClassVar[int] = 500
+
+    def most_lost(self) -> int:
+        """Return what the root may lose without the operator's word."""
+        return self.root_limit
+
+    @invariant()
+    def the_project_is_within_its_limit(self) -> None:
+        """The operator accepts claims in the root alone."""
+        project = self._runner.run(self.tracker.own_status("project:alpha"))
+        assert project.remaining_micro_usd is not None
+        assert project.remaining_micro_usd >= 0
+
+    @invariant()
+    def nothing_waits_where_nobody_limited(self) -> None:
+        """Whoever only tracks costs sees all of them."""
+        status = self._runner.run(self.tracker.own_status("session:evil"))
+        assert status.unaccepted_micro_usd == 0
+
+
 def check(make_factory: Callable[[], TrackerFactory], *, examples: int) -> None:
+    for kind in (TenantMachine, UnboundMachine):
+        check_machine(kind, make_factory, examples=examples)
+
+
+def check_machine(
+    kind: type[TenantMachine], make_factory: Callable[[], TrackerFactory], *, examples: int
+) -> None:
     run_state_machine_as_test(
-        type("Machine", (TenantMachine,), {"make_factory": staticmethod(make_factory)}),
+        type("Machine", (kind,), {"make_factory": staticmethod(make_factory)}),
         settings=settings(
             max_examples=examples,
             stateful_step_count=30,

@@ -20,6 +20,7 @@ from headgate.errors import (
 LEASE_SECONDS = 60.0
 ALPHA, EVIL = Tenant(project_id="alpha"), Tenant(agent_id="evil")
 BOTH = Tenant(project_id="alpha", agent_id="evil")
+ANYBODY = Tenant()
 PROJECT, AGENT = "project:alpha", "project:alpha/agent:evil"
 SESSION = "project:alpha/agent:evil/session:s"
 
@@ -81,16 +82,26 @@ expired         | -           | alpha   | expired | 10   | 7     | 0/0/7     | 0
 expired, limit  | p 100       | alpha   | expired | 10   | 1000  | 0/100/900 | 0/1000/0  | 0/1000/0
 assumed, less   | -           | alpha   | assumed | 10   | 7     | 7/0/0     | 7/0/0     | 7/0/0
 assumed, more   | p 100       | alpha   | assumed | 10   | 1000  | 10/90/900 | 10/990/0  | 10/990/0
+others' limit   | r 100       | alpha   | held    | 10   | 1000  | 10/0/990  | 10/990/0  | 10/990/0
+measured, limit | r 100       | us      | held    | 10   | 1000  | 10/990/0  | 10/990/0  | 10/990/0
+anybody, limit  | r 100       | anybody | held    | 10   | 1000  | 10/90/900 | 10/990/0  | 10/990/0
+is enough, too  | r 100       | anybody | held    | 10   | 100   | 10/90/0   | 10/90/0   | 10/90/0
+on nothing      | r 100       | anybody | held    | 0    | 1000  | 0/100/900 | 0/1000/0  | 0/1000/0
+the least left  | r 100, p 50 | anybody | held    | 10   | 1000  | 10/40/950 | 10/40/950 | 10/990/0
+of the root     | r 50, a 100 | anybody | held    | 10   | 1000  | 10/40/950 | 10/990/0  | 10/40/950
+in the middle   | p 100       | anybody | held    | 10   | 1000  | 10/990/0  | 10/90/900 | 10/990/0
+late            | r 100       | anybody | expired | 10   | 1000  | 0/100/900 | 0/1000/0  | 0/1000/0
+after assumed   | r 100       | anybody | assumed | 10   | 1000  | 10/90/900 | 10/990/0  | 10/990/0
 """
 TENANTS = {
     "us": None,
     "alpha": ALPHA,
     "evil": EVIL,
     "both": BOTH,
-    "anybody": Tenant(),
+    "anybody": ANYBODY,
     "other": Tenant(agent_id="x"),
 }
-SCOPES = {"p": PROJECT, "a": AGENT}
+SCOPES = {"r": "", "p": PROJECT, "a": AGENT}
 
 
 def read(line: str) -> Row:
@@ -111,7 +122,7 @@ ROWS = [read(line) for line in TABLE.strip().splitlines()[1:]]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-async def test_a_claim_counts_beyond_its_own_scopes_as_far_as_its_own_limits_reach(
+async def test_a_claim_counts_as_far_as_limits_reach(
     tracker_factory: TrackerFactory, row: Row
 ) -> None:
     async with tracker_factory() as tracker:
@@ -146,6 +157,48 @@ async def test_what_is_claimed_and_not_accepted_keeps_nobody_out(
         await tracker.reserve("project:beta", "1000")
 
 
+async def test_whoever_is_bound_to_nothing_carries_no_limit_of_an_operator_to_minus(
+    tracker_factory: TrackerFactory,
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget("", "999")
+        for claim in ("1.50", "1000000", "1000000"):
+            await tracker.commit(await tracker.reserve(PROJECT, "0"), claim, tenant=ANYBODY)
+        root, own = await tracker.own_status(""), await tracker.own_status(PROJECT)
+        assert (root.remaining_micro_usd, root.unaccepted_micro_usd) == (0, 1_999_002_500_000)
+        assert (own.overrun_micro_usd, own.unaccepted_micro_usd) == (2_000_001_500_000, 0)
+        # One call of the operator undoes it, and nothing is in the way of the others then.
+        await tracker.adjust("", "-999")
+        await tracker.reserve("project:beta", "999")
+        await assert_ledger_is_right(tracker)
+
+
+async def test_a_claim_waits_in_each_unit_where_an_operator_limited_that_unit(
+    tracker_factory: TrackerFactory,
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget("", None, 100)
+        await tracker.set_budget(PROJECT, dollars(50))
+        await tracker.set_budget(AGENT, dollars(200), 200)
+        token = await tracker.reserve(SESSION, dollars(10), tokens=10)
+        await tracker.commit(token, dollars(1_000), tokens=1_000, tenant=ANYBODY)
+        found = {}
+        for scope in ("", PROJECT, AGENT, SESSION):
+            status = await tracker.own_status(scope)
+            assert (status.spent_micro_usd, status.spent_tokens) == (10, 10)
+            found[scope] = (
+                (status.overrun_micro_usd, status.unaccepted_micro_usd),
+                (status.overrun_tokens, status.unaccepted_tokens),
+            )
+        assert found == {
+            "": ((990, 0), (90, 900)),
+            PROJECT: ((40, 950), (990, 0)),
+            AGENT: ((40, 950), (90, 900)),
+            SESSION: ((990, 0), (990, 0)),
+        }
+        await assert_ledger_is_right(tracker)
+
+
 async def test_claims_at_once_share_what_is_left_of_their_own_limit(
     tracker_factory: TrackerFactory,
 ) -> None:
@@ -175,6 +228,18 @@ async def test_a_limit_that_a_tenant_set_lets_it_claim_nothing(
         token = await tracker.reserve(AGENT, "1")
         await tracker.commit(token, "5", tenant=EVIL)
         assert (await tracker.own_status("")).unaccepted_micro_usd == 4_000_000
+
+
+async def test_a_limit_that_a_tenant_set_holds_back_no_claim(
+    tracker_factory: TrackerFactory,
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.create_budget(AGENT, "2", is_by_tenant=True)
+        token = await tracker.reserve(AGENT, "1")
+        await tracker.commit(token, "5", tenant=ANYBODY)
+        for scope in ("", PROJECT, AGENT):
+            status = await tracker.own_status(scope)
+            assert (status.overrun_micro_usd, status.unaccepted_micro_usd) == (4_000_000, 0)
 
 
 @pytest.mark.parametrize("window", ["day", "rolling:24h"])

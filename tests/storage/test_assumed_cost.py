@@ -231,6 +231,5 @@ async def test_a_ledger_outside_is_told_whose_claim_a_cost_is(place: Place) -> N
             None,
             Tenant(agent_id="coder"),
             Tenant(project_id="search", agent_id="coder"),
-            # What is bound to nothing may charge everything.
-            None,
+            Tenant(),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from tenants.world import (
     BOUNDS,
     MOST_SECONDS,
     SECRET,
+    THEIRS,
     Answer,
     Tenant,
     World,
@@ -128,6 +130,28 @@ def test_what_belongs_to_others_is_answered_like_what_does_not_exist(
         for task_id in (UNKNOWN_TASK, world.their_done_task, world.their_waiting_task)
     ]
     assert parents[0] == parents[1] == parents[2]
+
+
+def test_a_token_that_is_bound_to_nothing_carries_no_budget_to_minus(world: World) -> None:
+    tenant, limited = world.unbound, ["", f"project:{THEIRS}"]
+    held = {"id": "unbound", "scope": f"project:{THEIRS}"}
+    assert tenant.ask("POST", "/budgets/reserve", held | {"usd": "0"}).status == 200
+    claim = {"usd": "1000000", "tokens": 10**12}
+    assert tenant.ask("POST", "/budgets/commit", held | claim).status == 200
+    for scope in limited:
+        books = world.operator.ask("GET", f"/budgets/status?scope={scope}").json
+        assert Decimal(books["remainingUsd"]) >= 0, books
+        assert books["remainingTokens"] >= 0, books
+        assert Decimal(books["unacceptedUsd"]) > 0, books
+    # One call for each budget undoes it, and the other feels nothing of it then.
+    world.give_back(limited)
+    assert world.harms() == []
+
+
+@pytest.mark.parametrize("route", WORK)
+def test_a_token_that_is_bound_to_nothing_cannot_work(world: World, route: str) -> None:
+    attack = first(route, world.hostile["agent"], world)
+    assert _sent(world.unbound, attack).status == 403
 
 
 def harmless(world: World, route: str, tenant: Tenant) -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -181,6 +181,7 @@ class World:
         self.operator = operator
         self._tenants = [operator]
         self.hostile = {kind: self._tenant(kind, bounds) for kind, bounds in BOUNDS.items()}
+        self.unbound = self._tenant("unbound", {})
         self.honest = self._tenant(f"{SECRET} token", {"projectId": THEIRS})
         self.their_worker_token = self._tenant(f"{SECRET} worker", {"agentId": THEIR_AGENT})
         self.their_done_task = self.their_waiting_task = self.their_worker = ""
@@ -256,10 +257,11 @@ class World:
         """
         for wish in ({"projectId": MINE}, {"agentId": MALLORY}):
             self.operator.ask("POST", "/tasks/cancel", wish | {"confirm": True, "limit": 1000})
-        self._give_back()
+        self.give_back(OWN_SCOPES)
 
-    def _give_back(self) -> None:
-        for scope in OWN_SCOPES:
+    def give_back(self, scopes: Iterable[str]) -> None:
+        """Have the operator undo all that is booked in scopes."""
+        for scope in scopes:
             books = self.operator.ask("GET", f"/budgets/status?scope={scope}").json
             usd = Decimal(books["spentUsd"]) + Decimal(books["overrunUsd"])
             tokens = books["spentTokens"] + books["overrunTokens"]

@@ -269,11 +269,12 @@ local STATE_BOOKING = {
 }
 local IS_LIVE = { held = true, dispatched = true }
 
--- What is left, in a unit, in the scopes of a tenant that an operator has limited; nothing of a
--- window that has passed since the money was held. A limit has a mark if a tenant set it.
+-- What is left, in a unit, in the scopes of a tenant that an operator has limited, and which these
+-- are; nothing of a window that has passed since the money was held. A limit has a mark if a tenant
+-- set it.
 local LIMIT_IS_BY_TENANT = 4
 local function left_to_claim(own, unit)
-  local least
+  local least, limited = nil, {}
   for _, charge in ipairs(charges_of(own)) do
     local scope = charge[1]
     local limit = limits[scope]
@@ -281,14 +282,40 @@ local function left_to_claim(own, unit)
       local used = unit == 1 and used_usd[scope] or used_tokens[scope]
       local left = charge[2] >= live_from[scope] and max(0, limit[1 + unit] - used) or 0
       least = least and min(least, left) or left
+      limited[scope] = true
     end
   end
-  return least or 0
+  return least or 0, limited
 end
 
--- A claim has the charges of a reservation in two texts: those that are the tenant's own, and the
--- others, in which what passes its limits is not accepted yet.
-local OWN, OTHERS = 1, 2
+-- A claim has the charges that are the tenant's own, as a text, and whether it is bound to these.
+local OWN, IS_BOUND = 1, 2
+
+-- How much of a claim is not accepted yet, in a unit, and in which scopes: in those that are not the
+-- tenant's own, or, of one that is bound to nothing, in those that an operator has limited.
+local function waiting(text, claim, unit, overrun)
+  local least, scopes = left_to_claim(claim[OWN], unit)
+  local rest = max(0, overrun - least)
+  if rest == 0 then return 0, {} end
+  if claim[IS_BOUND] then
+    scopes = {}
+    for _, charge in ipairs(charges_of(text)) do scopes[charge[1]] = true end
+    for _, charge in ipairs(charges_of(claim[OWN])) do scopes[charge[1]] = nil end
+  end
+  return rest, scopes
+end
+
+-- Texts of charges by whether dollars and tokens wait in them: 2 and 1, or 3 for both.
+local function parts_of(text, usd_waits, tokens_wait)
+  local parts = {}
+  for _, charge in ipairs(charges_of(text)) do
+    local scope = charge[1]
+    local kind = (usd_waits[scope] and 2 or 0) + (tokens_wait[scope] and 1 or 0)
+    local line = format('%s %.0f', scope, charge[2])
+    parts[kind] = parts[kind] and parts[kind] .. '\n' .. line or line
+  end
+  return parts
+end
 
 local function book_move(id, reservation, asked, after, actual_usd, actual_tokens, claim)
   local before, text = STATE_BOOKING[reservation[STATE]], reservation[CHARGES]
@@ -299,14 +326,15 @@ local function book_move(id, reservation, asked, after, actual_usd, actual_token
   local s3, r3, o3 = WEIGHTS[before](tokens, actual_tokens)
   local s4, r4, o4 = WEIGHTS[after](tokens, actual_tokens)
   s1, r1, o1, s2, r2, o2 = s2 - s1, r2 - r1, o2 - o1, s4 - s3, r4 - r3, o4 - o3
-  local u1, u2 = 0, 0
-  if claim and claim[OTHERS] ~= '' then
-    u1 = max(0, o1 - left_to_claim(claim[OWN], 1))
-    u2 = max(0, o2 - left_to_claim(claim[OWN], 2))
+  if not claim or (o1 <= 0 and o2 <= 0) then
+    return book(id, text, asked, s1, r1, o1, s2, r2, o2, 0, 0)
   end
-  if u1 == 0 and u2 == 0 then return book(id, text, asked, s1, r1, o1, s2, r2, o2, 0, 0) end
-  book(id, claim[OTHERS], asked, s1, r1, o1 - u1, s2, r2, o2 - u2, u1, u2)
-  if claim[OWN] ~= '' then book(id, claim[OWN], asked, s1, r1, o1, s2, r2, o2, 0, 0) end
+  local usd_waiting, usd_waits = waiting(text, claim, 1, o1)
+  local tokens_waiting, tokens_wait = waiting(text, claim, 2, o2)
+  for kind, part in pairs(parts_of(text, usd_waits, tokens_wait)) do
+    local u1, u2 = kind >= 2 and usd_waiting or 0, kind % 2 == 1 and tokens_waiting or 0
+    book(id, part, asked, s1, r1, o1 - u1, s2, r2, o2 - u2, u1, u2)
+  end
 end
 
 -- An answer is an array in MessagePack: a byte for its length, then its tag and its values.
@@ -579,7 +607,7 @@ local function adjust(id, asked, usd, tokens, text)
 end
 
 -- A request takes so many fields: call, id, dollars, tokens, end of lease, dispatched, charges, and
--- what the ledger may work out by itself, or false; of a claim the two texts of its charges.
+-- what the ledger may work out by itself, or false; of a claim its own charges and its bounds.
 local REQUEST_WIDTH = 8
 local IS_ADJUSTMENT = { adjust = true, accept = true, reject = true }
 

@@ -65,7 +65,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
     request: SettleRequest
     own: tuple[Charge, ...]
-    others: tuple[Charge, ...]
+    is_bound: bool
 
     @property
     def reservation_id(self) -> str:
@@ -233,7 +233,7 @@ class Batch:
         if isinstance(request, Claim):
             for charge in request.own:
                 self._charge(charge.scope)
-            further = (_text(request.own), _text(request.others))
+            further = (_text(request.own), request.is_bound)
             request = request.request
         if isinstance(request, AdjustRequest):
             place = self._place((request.scope,))
@@ -384,10 +384,8 @@ def short(request: AdjustRequest, reply: Short) -> AdjustmentError:
 
 def claim_on(request: SettleRequest, tenant: Tenant, charges: str) -> Claim:
     """Give a commit of a tenant with the charges of its reservation, as they are kept."""
-    kept = _charges_from(charges)
-    own = tuple([one for one in kept if tenant.may_charge(one.scope)])
-    others = tuple([one for one in kept if not tenant.may_charge(one.scope)])
-    return Claim(request=request, own=own, others=others)
+    own = tuple([one for one in _charges_from(charges) if tenant.may_charge(one.scope)])
+    return Claim(request=request, own=own, is_bound=tenant.is_bound)
 
 
 def kept_charges(packed: bytes) -> str:

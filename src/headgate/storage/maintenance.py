@@ -405,8 +405,8 @@ def unsent(transaction: Transaction, *, limit: int) -> list[SettleRequest]:
             call=Call(row[1]),
             micro_usd=row[2],
             tokens=row[3],
-            # Whoever is bound to nothing claims nothing that is not its own.
-            tenant=Tenant(project_id=row[4], agent_id=row[5]) if row[4] or row[5] else None,
+            # No claim has no project, not even an empty one.
+            tenant=None if row[4] is None else Tenant(project_id=row[4] or None, agent_id=row[5]),
         )
         for row in transaction.read(_READ, (limit,))
     ]

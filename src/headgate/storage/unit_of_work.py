@@ -942,7 +942,8 @@ class UnitOfWork:
             return
         call = Call.COMMIT if tokens or micro_usd else Call.RELEASE
         if not self.keeps_ledger:
-            bound = (None, None) if tenant is None else (tenant.project_id, tenant.agent_id)
+            # Without a project an empty text says that it is a claim all the same.
+            bound = (None, None) if tenant is None else (tenant.project_id or "", tenant.agent_id)
             self._outbox.append((reservation_id, call.value, micro_usd, tokens, *bound))
             return
         request = SettleRequest(

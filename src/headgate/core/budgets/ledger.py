@@ -10,7 +10,8 @@ add to the overrun.
 
 What Headgate measured is booked in full in every scope. What a tenant claims beyond what it holds,
 and beyond what is left in its own limited scopes, counts in its own scopes alone: elsewhere it is
-`unaccepted` until an operator accepts or rejects it (`claimed`).
+`unaccepted` until an operator accepts or rejects it. All scopes are those of a tenant that is bound
+to nothing: its claim is `unaccepted` in the ones that an operator limited (`claimed`).
 
 The journal is the truth and the balances are its sum: `balances_from` is that sum. Every backend
 applies requests through `LedgerState`. The one in memory keeps a single one; a database loads the
@@ -277,8 +278,8 @@ class Adjustment(FastEnum):
 class JournalEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One call that changed the ledger: the same delta for each balance that it charged.
 
-    A claim that is not accepted everywhere has two, for the scopes of either kind; an adjustment
-    has one for each bucket. The journal only grows; a backend adds its own sequence.
+    A claim that is not accepted everywhere has one for the scopes of each kind; an adjustment has
+    one for each bucket. The journal only grows; a backend adds its own sequence.
     """
 
     at: float
@@ -484,36 +485,59 @@ class Part(NamedTuple):
     delta: Delta
 
 
-def claimed(settlement: Settlement, tenant: Tenant, *, left: tuple[int, int]) -> tuple[Part, ...]:
+def claimed(
+    settlement: Settlement, tenant: Tenant, own: Iterable[tuple[Account, Charge]], *, now: float
+) -> list[Part]:
     """Return what a commit adds to balances, if it is a claim of a tenant.
 
-    `left` is what the tenant has left in its own limited scopes, in dollars and tokens. So much
-    may the claim pass what was held; in scopes that are not its own the rest is not accepted yet.
+    `own` are its own scopes among those charged. A claim may pass what was held by the least that
+    is left in those of them that an operator limited, in either unit. The rest is not accepted yet:
+    of a tenant that is bound, in the scopes that are not its own; of one that is not, in those that
+    an operator limited in that unit, so that it carries none of them to minus.
     """
     charges, delta = settlement.reservation.charges, settlement.delta
-    usd = max(0, delta.overrun_micro_usd - left[0])
-    tokens = max(0, delta.overrun_tokens - left[1])
-    others = tuple([one for one in charges if not tenant.may_charge(one.scope)])
-    if not others or not (usd or tokens):
-        return (Part(charges, delta),)
-    counted = msgspec.structs.replace(
+    if not (delta.overrun_micro_usd or delta.overrun_tokens):
+        return [Part(charges, delta)]
+    left = left_to_claim(own, now=now)
+    waiting: dict[Unit, int] = {}
+    waits_in: dict[Unit, set[Scope]] = {}
+    for unit in Unit:
+        if tenant.is_bound:
+            held_back = {one.scope for one in charges if not tenant.may_charge(one.scope)}
+        else:
+            held_back = set(left[unit])
+        overrun = delta.overrun_tokens if unit is Unit.TOKENS else delta.overrun_micro_usd
+        waiting[unit] = max(0, overrun - min(left[unit].values(), default=0))
+        waits_in[unit] = held_back if waiting[unit] else set()
+    parts: dict[tuple[int, int], list[Charge]] = {}
+    for charge in charges:
+        usd, tokens = (waiting[unit] if charge.scope in waits_in[unit] else 0 for unit in Unit)
+        parts.setdefault((usd, tokens), []).append(charge)
+    return [
+        Part(tuple(some), _partly_accepted(delta, usd=usd, tokens=tokens))
+        for (usd, tokens), some in parts.items()
+    ]
+
+
+def _partly_accepted(delta: Delta, *, usd: int, tokens: int) -> Delta:
+    return msgspec.structs.replace(
         delta,
         overrun_micro_usd=MicroUsd(delta.overrun_micro_usd - usd),
         overrun_tokens=Tokens(delta.overrun_tokens - tokens),
         unaccepted_micro_usd=MicroUsd(usd),
         unaccepted_tokens=Tokens(tokens),
     )
-    own = tuple([one for one in charges if one not in others])
-    return (Part(others, counted), Part(own, delta)) if own else (Part(others, counted),)
 
 
-def left_to_claim(accounts: Iterable[tuple[Account, Charge]], *, now: float) -> tuple[int, int]:
-    """Return what is left, in dollars and tokens, in a tenant's own scopes that are limited.
+def left_to_claim(
+    accounts: Iterable[tuple[Account, Charge]], *, now: float
+) -> dict[Unit, dict[Scope, int]]:
+    """Return what is left, by unit, in each of a tenant's own scopes that an operator limited.
 
-    Only limits of operators count, or a tenant would say how much it may claim. Nothing is left of
-    a window that has passed since the money was held, as nothing of it would count there.
+    A limit that a tenant set does not count, or it would say how much it may claim. Nothing is left
+    of a window that has passed since the money was held, as nothing of it would count there.
     """
-    least: dict[Unit, int] = {}
+    found: dict[Unit, dict[Scope, int]] = {unit: {} for unit in Unit}
     for account, charge in accounts:
         limit = account.limit
         if limit is None or limit.is_by_tenant:
@@ -523,8 +547,8 @@ def left_to_claim(accounts: Iterable[tuple[Account, Charge]], *, now: float) -> 
             amount = limit.amount(unit)
             if amount is not None:
                 left = 0 if is_over else max(0, amount - sum(account.balance.column(unit)))
-                least[unit] = min(left, least.get(unit, left))
-    return least.get(Unit.MICRO_USD, 0), least.get(Unit.TOKENS, 0)
+                found[unit][account.scope] = left
+    return found
 
 
 def adjusted(
@@ -833,7 +857,7 @@ class LedgerState:
             for charge in reservation.charges
             if request.tenant.may_charge(charge.scope)
         ]
-        parts = claimed(settlement, request.tenant, left=left_to_claim(own, now=now))
+        parts = claimed(settlement, request.tenant, own, now=now)
         return self._record(settlement, request.call, now, parts)
 
     def adjust(self, request: AdjustRequest, now: float) -> Reservation:

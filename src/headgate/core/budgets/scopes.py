@@ -102,11 +102,16 @@ def ancestors(scope: Scope) -> tuple[Scope, ...]:
 class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """Somebody whose word about money is a claim, and whose own the scopes of some budgets are.
 
-    None is not bound: all of them are its own.
+    None is not bound: all of them are its own, the root as well.
     """
 
     project_id: str | None = None
     agent_id: str | None = None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether some budgets, the root at least, are not its own."""
+        return self.project_id is not None or self.agent_id is not None
 
     def may_charge(self, scope: Scope) -> bool:
         """Tell whether a budget is its own. What is above one that is not, is not either.
