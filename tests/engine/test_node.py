@@ -286,3 +286,24 @@ def test_waiting_for_work_on_a_crashed_host_ends_with_the_host() -> None:
             await asking
 
     play(scenario)
+
+
+def test_orders_that_never_end_keep_no_sign_of_life_waiting() -> None:
+    async def scenario(service: Service) -> None:
+        life = service.engine.node
+        signs = []
+
+        async def sign() -> None:
+            signs.append(service.now())
+
+        async def fetch() -> None:
+            await asyncio.sleep(0.01)
+
+        life.run_once, life.fetch = sign, fetch  # type: ignore[method-assign]
+        life._has_orders.set()
+        running = asyncio.create_task(life.run())
+        await asyncio.sleep(30)
+        running.cancel()
+        assert len(signs) >= 10
+
+    play(scenario)

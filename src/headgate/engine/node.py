@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import structlog
@@ -87,13 +87,13 @@ class NodeLife:
         pause = SOLE_BEAT_SECONDS
         if self._store.is_shared:
             pause = min(self._lease_seconds, DISPATCHER_LEASE_SECONDS) / BEATS_PER_LEASE
+        loop = asyncio.get_running_loop()
         while True:
-            await self._run_safely()
-            try:
-                async with asyncio.timeout(pause):
-                    await self._has_orders.wait()
-            except TimeoutError:
-                pass
+            await self._run_safely(self.run_once)
+            next_at = loop.time() + pause
+            while await self._has_orders_before(next_at):
+                # Orders are not kept waiting for signs of life, each of which is a transaction.
+                await self._run_safely(self.fetch)
 
     async def offer(self, capacity: int, *, lease_seconds: float) -> None:
         """Take another number of tasks from now on; a node that is leaving takes none."""
@@ -122,6 +122,12 @@ class NodeLife:
         if self._capacity:
             await self._elect()
         await self._collect()
+
+    async def fetch(self) -> None:
+        """Do what this node is told; the next sign of life finds out if it is not alive any more."""
+        self._has_orders.clear()
+        if self.node_id:
+            await self._collect()
 
     async def end(self) -> None:
         """Take no more tasks and dispatch no more; what runs is drained by the runner."""
@@ -152,10 +158,21 @@ class NodeLife:
             )
         )
 
-    async def _run_safely(self) -> None:
+    async def _has_orders_before(self, at: float) -> bool:
+        if asyncio.get_running_loop().time() >= at:
+            # However many orders come, the next sign of life is due.
+            return False
+        try:
+            async with asyncio.timeout_at(at):
+                await self._has_orders.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _run_safely(self, work: Callable[[], Awaitable[None]]) -> None:
         self._asked_at = asyncio.get_running_loop().time()
         try:
-            await self.run_once()
+            await work()
             self._failure = ""
         except StoreUnavailableError as error:
             if self._failure != str(error):
