@@ -124,7 +124,7 @@ class NodeLife:
         await self._collect()
 
     async def fetch(self) -> None:
-        """Do what this node is told; the next sign of life finds out if it is not alive any more."""
+        """Do what this node is told; whether it is alive still, the next sign of life tells."""
         self._has_orders.clear()
         if self.node_id:
             await self._collect()
