@@ -135,7 +135,7 @@ def test_a_page_of_large_tasks_ends_early_and_the_next_one_goes_on(
 ) -> None:
     async def scenario(app: App) -> None:
         body = {"agentId": "a", "action": "x", "notBefore": "2100-01-01T00:00:00Z"}
-        work = {**body, "input": "x" * (MAX_BODY_BYTES - 1_000)}
+        work = {**body, "input": "x" * (MAX_PAGE_BYTES // 4 - 1_000)}
         sent = [(await post(app, "/tasks", work)).json["taskId"] for _ in range(9)]
         found, cursor, pages = [], "", 0
         while pages == 0 or cursor:

@@ -48,7 +48,7 @@ MAX_BYTES = 128 * 1024 * 1024
 """What bodies of requests, and answers that were not taken yet, keep in memory in all."""
 
 MAX_MADE = 8
-"""Answers that may be large and are made at a time, each from up to 4 MiB that the store has read.
+"""Answers that may be large and are made at a time, each from up to 1 MiB that the store has read.
 
 More would not be made sooner: one loop makes them all. Each takes some times its size meanwhile.
 """
