@@ -21,7 +21,7 @@ arithmetic of money is here once, whatever keeps the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 from enum import Enum
 from math import inf
@@ -499,19 +499,20 @@ def claimed(
     if not (delta.overrun_micro_usd or delta.overrun_tokens):
         return [Part(charges, delta)]
     left = left_to_claim(own, now=now)
-    waiting: dict[Unit, int] = {}
-    waits_in: dict[Unit, set[Scope]] = {}
-    for unit in Unit:
-        if tenant.is_bound:
-            held_back = {one.scope for one in charges if not tenant.may_charge(one.scope)}
-        else:
-            held_back = set(left[unit])
-        overrun = delta.overrun_tokens if unit is Unit.TOKENS else delta.overrun_micro_usd
-        waiting[unit] = max(0, overrun - min(left[unit].values(), default=0))
-        waits_in[unit] = held_back if waiting[unit] else set()
+    left_usd, left_tokens = left[Unit.MICRO_USD], left[Unit.TOKENS]
+    usd_waiting = max(0, delta.overrun_micro_usd - min(left_usd.values(), default=0))
+    tokens_waiting = max(0, delta.overrun_tokens - min(left_tokens.values(), default=0))
+    if not (usd_waiting or tokens_waiting):
+        return [Part(charges, delta)]
+    usd_waits: Container[Scope] = left_usd
+    tokens_wait: Container[Scope] = left_tokens
+    if tenant.is_bound:
+        others = {one.scope for one in charges if not tenant.may_charge(one.scope)}
+        usd_waits = tokens_wait = others
     parts: dict[tuple[int, int], list[Charge]] = {}
     for charge in charges:
-        usd, tokens = (waiting[unit] if charge.scope in waits_in[unit] else 0 for unit in Unit)
+        usd = usd_waiting if charge.scope in usd_waits else 0
+        tokens = tokens_waiting if charge.scope in tokens_wait else 0
         parts.setdefault((usd, tokens), []).append(charge)
     return [
         Part(tuple(some), _partly_accepted(delta, usd=usd, tokens=tokens))
