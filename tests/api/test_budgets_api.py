@@ -11,7 +11,9 @@ import pytest
 
 from api.asgi_client import Client, Response, answer_of
 from api.fake_tokens import FakeTokens
+from headgate.api import budgets, shares
 from headgate.api.auth import Authenticator
+from headgate.api.submission import MAX_SCOPES
 from headgate.budgets.local import LocalLedger
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.lifecycle import Usage
@@ -583,3 +585,79 @@ async def test_a_wrong_question_for_usage_is_refused(
         client = await used(scene)
         answer = await answer_of(client.app, "GET", f"/usage?{query}")
         assert (answer.status, answer.problem["details"]) == (400, {"field": field})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_tenant_charges_a_bounded_number_of_scopes_and_others_are_not_counted(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "MAX_OWN_SCOPES", 10)
+    monkeypatch.setattr(budgets, "MAX_OWN_SCOPES", 10)
+    async with bank(kind) as it:
+        mine = it.token("submit", bounds=Bounds(project_id="search"))
+        agents = it.token("submit", bounds=Bounds(project_id="search", agent_id="a"))
+        operator = it.token("admin", "submit")
+        # What is in the ledger before this node is asked counts as well.
+        await it.tracker.commit(await it.tracker.reserve("project:search/run:old", "0.1"), "0.1")
+        first = [f"project:search/run:{n}" for n in range(8)]
+        held = await it.ask("reserve", mine, id="1", scope="project:search", also=first)
+        assert held.status == 200
+        again = await it.ask("reserve", mine, id="2", scope="project:search", also=first)
+        assert again.status == 200
+        for verb, token, scope in (
+            ("reserve", mine, "project:search/run:new"),
+            ("create", mine, "project:search/run:new"),
+            ("reserve", agents, "project:search/agent:a"),
+        ):
+            given: dict[str, object] = {"limitUsd": "1"} if verb == "create" else {"id": "3"}
+            refused = await it.ask(verb, token, scope=scope, **given)
+            assert (refused.status, refused.json["code"]) == (429, "limit_reached")
+            assert refused.json["details"] == {"yours": 10, "most": 10}
+            assert "the project search charges 10 scopes" in refused.json["error"]
+        assert (await it.ask("reserve", mine, id="4", scope="project:search/run:old")).status == 200
+        theirs = it.token("submit", bounds=Bounds(project_id="honest"))
+        assert (await it.ask("reserve", theirs, id="1", scope="project:honest/run:1")).status == 200
+        many = [f"project:search/run:{n}" for n in range(40)]
+        taken = await it.ask("reserve", operator, id="5", scope="project:search", also=many)
+        assert taken.status == 200
+
+
+async def test_a_reservation_of_a_tenant_names_as_many_scopes_as_a_task() -> None:
+    async with bank("store") as it:
+        mine = it.token("submit", bounds=Bounds(project_id="search"))
+        also = [f"project:search/run:{n}" for n in range(MAX_SCOPES + 1)]
+        fits = await it.ask("reserve", mine, id="1", scope="project:search", also=also[1:])
+        assert fits.status == 200
+        refused = await it.ask("reserve", mine, id="1", scope="project:search", also=also)
+        assert refused.status == 400
+        assert refused.json["error"] == "field 'also': has 17 entries, at most 16 are charged"
+
+
+def test_scopes_that_nobody_uses_are_forgotten_and_those_of_the_ledger_are_not() -> None:
+    clock = VirtualClock()
+    counted = shares.OwnScopes(clock)
+    assert counted.is_to_be_read("search")
+    counted.read("search", ["a", "b"])
+    assert counted.take("search", [f"run:{n}" for n in range(shares.MAX_OWN_SCOPES - 2)])
+    assert not counted.take("search", ["new"])
+    assert counted.take("search", ["a", "run:1"])
+    assert not counted.is_to_be_read("search")
+    clock.advance(shares.READ_AGAIN_SECONDS)
+    assert counted.is_to_be_read("search")
+    counted.read("search", ["a"])
+    # One is gone from the ledger; tasks that charge the others may still wait.
+    assert counted.take("search", ["new"])
+    assert not counted.take("search", ["newer"])
+    clock.advance(shares.UNUSED_SECONDS)
+    counted.read("search", ["a"])
+    assert counted.count("search") == 1
+
+
+def test_a_node_remembers_a_bounded_number_of_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "MAX_COUNTED_SCOPES", 10)
+    counted = shares.OwnScopes(VirtualClock())
+    for n in range(5):
+        counted.read(f"tenant {n}", [])
+        assert counted.take(f"tenant {n}", [f"run:{k}" for k in range(4)])
+    assert [counted.count(f"tenant {n}") for n in range(5)] == [0, 0, 0, 4, 4]
+    assert counted.is_to_be_read("tenant 0")

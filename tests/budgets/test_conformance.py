@@ -532,3 +532,22 @@ async def test_a_closed_ledger_answers_nothing_until_it_is_opened_again(
     await tracker.ledger.close()
     async with tracker:
         assert await usd(tracker, FLOW) == (0, 100_000, 0)
+
+
+@pytest.mark.parametrize("amount", ["0", "0.10"])
+async def test_what_is_given_back_leaves_no_scope_behind(
+    tracker_factory: TrackerFactory, amount: str
+) -> None:
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1.00")
+        await tracker.commit(await tracker.reserve(TENANT, "0.10"), "0.10")
+        for n in range(20):
+            also = [f"tenant:acme/run:{n}-{k}" for k in range(5)]
+            token = await tracker.reserve(FLOW, amount, also=also, dispatched=n % 2 == 0)
+            if n % 2 == 0:
+                await tracker.commit(token)
+            else:
+                await tracker.release(token)
+        known = await tracker.ledger.accounts(parse_scope(""))
+        assert [one.scope for one in known] == ["", SESSION, "tenant:acme", TENANT]
+        await assert_ledger_is_right(tracker)

@@ -224,3 +224,39 @@ def test_a_subtree_does_not_reach_its_neighbours(transaction: Transaction) -> No
     assert [account.scope for account in found] == ["session:a", "session:a/workflow:w"]
     everything = [account.scope for account in ledger.accounts(transaction, ROOT, NOW)]
     assert everything == ["", "session:a", "session:a-b", "session:a0", "session:b", names[1]]
+
+
+def test_a_balance_in_which_nothing_is_left_is_dropped_on_both_sides(
+    database: Database, transaction: Transaction
+) -> None:
+    for n in range(10):
+        scope = Scope(f"session:eval/run:{n}")
+        release = SettleRequest(reservation_id=f"r{n}", call=Call.RELEASE)
+        ledger.apply_batch(transaction, [reserve(f"r{n}", n, scope=scope)], NOW)
+        ledger.apply_batch(transaction, [release], NOW)
+    # The row of the root stays: whoever locks the ledger locks it.
+    assert transaction.read("SELECT scope FROM ledger_balances") == [("",)]
+    # In steps that part a reservation from its end.
+    while ledger.tidy(transaction, NOW + FINISHED_KEPT_SECONDS + 1, most=3):
+        assert_no_drift(transaction)
+    names = ("journal", "checkpoint", "reservations")
+    assert [count(transaction, f"ledger_{name}") for name in names] == [0, 0, 0]
+    database.rollback()
+
+
+def test_of_a_long_journal_the_oldest_is_folded_before_its_time(
+    transaction: Transaction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "MAX_ENTRIES", 10)
+    for n in range(10):
+        ledger.apply_batch(transaction, [reserve(f"r{n}"), commit(f"r{n}", 40)], NOW + n)
+    # Whoever repeats a call within minutes is recognised, however many there are.
+    assert not ledger.tidy(transaction, NOW + ledger.LEAST_KEPT_SECONDS)
+    assert count(transaction, "ledger_journal") == 20
+    later = NOW + 100 + ledger.LEAST_KEPT_SECONDS
+    while ledger.tidy(transaction, later, most=4):
+        assert_no_drift(transaction)
+    assert count(transaction, "ledger_journal") == 10
+    assert count(transaction, "ledger_reservations") == 5
+    assert_no_drift(transaction)
+    assert ledger.accounts(transaction, FLOW, later)[0].balance.spent_micro_usd == 400

@@ -35,8 +35,9 @@ from headgate.api.schema.tasks import (
     ReserveBody,
     SettledBody,
 )
+from headgate.api.shares import MAX_OWN_SCOPES
 from headgate.api.slots import closures_by_name
-from headgate.api.submission import check_unknown, read_body
+from headgate.api.submission import MAX_SCOPES, check_unknown, read_body
 from headgate.budgets.status import ScopeStatus, empty_status
 from headgate.budgets.tracker import ReservationToken
 from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rate_steps, exhausted_at
@@ -49,6 +50,7 @@ from headgate.core.task_view import closure_body, exact_moment
 from headgate.core.text import Steps
 from headgate.errors import BudgetExceededError, IllegalSettlementError, InvalidFieldError
 from headgate.storage.audit import AuditEntry, Detail
+from headgate.storage.tokens import Bounds
 
 OK = 200
 MAX_ID_LENGTH = 128
@@ -72,6 +74,7 @@ async def create_budget(api: Api, request: Request, _: str) -> Response:
     scope = own_scope(body.scope, request.caller)
     if _is_configured(scope):
         request.caller.check("admin")
+    await check_own_scopes(api, request.caller, [scope])
     with _in_words_of_the_body():
         limit = await api.tracker.create_budget(
             scope,
@@ -93,7 +96,12 @@ async def reserve(api: Api, request: Request, _: str) -> Response:
     """Hold an amount, or say which budget has no room for it."""
     body = read_body(await request.json_body(), ReserveBody)
     scope = own_scope(body.scope, request.caller)
+    if len(body.also) > MAX_SCOPES and not request.caller.is_trusted:
+        raise invalid_field(
+            "also", f"has {len(body.also)} entries, at most {MAX_SCOPES} are charged"
+        )
     also = [own_scope(text, request.caller, field="also") for text in body.also]
+    await check_own_scopes(api, request.caller, [scope, *also])
     try:
         with _in_words_of_the_caller(body.id, scope) as reservation_id:
             token = await api.tracker.reserve(
@@ -223,6 +231,39 @@ def own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
     scope = parse_scope(text, field=field)
     caller.check_scope(scope)
     return scope
+
+
+async def check_own_scopes(api: Api, caller: Caller, scopes: Sequence[Scope]) -> None:
+    """Refuse a tenant that charges more scopes than a tenant may; operators are not counted."""
+    tenant = caller.tenant
+    if tenant is None:
+        return
+    charged = {one for scope in scopes for one in ancestors(scope) if tenant.may_charge(one)}
+    # All agents of a project are one tenant; whoever is bound to neither is counted by its token.
+    name, own = f"the token {caller.name}", None
+    if caller.project_id is not None:
+        name, own = f"the project {caller.project_id}", Bounds(project_id=caller.project_id)
+    elif caller.agent_id is not None:
+        name, own = f"the agent {caller.agent_id}", caller.bounds
+    key = f"token {caller.token_id}" if own is None else name
+    counted = api.shares.scopes
+    if counted.take(key, charged):
+        return
+    if counted.is_to_be_read(key):
+        within = None if own is None else own.own_scope
+        kept = () if within is None else await _kept_scopes(api, within)
+        counted.read(key, kept)
+        if counted.take(key, charged):
+            return
+    line = f"{name} charges {counted.count(key):,} scopes, at most {MAX_OWN_SCOPES:,} are its own"
+    advice = "charge one scope for each workflow, and put the id of a run into the reservation's id"
+    details: Details = {"yours": counted.count(key), "most": MAX_OWN_SCOPES}
+    raise ApiError("limit_reached", f"{line}; {advice}", details=details)
+
+
+async def _kept_scopes(api: Api, scope: Scope) -> list[Scope]:
+    accounts = await api.tracker.ledger.accounts(scope, most=MAX_OWN_SCOPES + 1)
+    return [account.scope for account in accounts]
 
 
 def dollars_or_none(micro_usd: int | None) -> str | None:
@@ -512,7 +553,7 @@ ROUTES = (
         "submit",
         body=CreateBudgetBody,
         responses={200: BudgetLimitBody},
-        errors=("budget_mismatch",),
+        errors=("budget_mismatch", "limit_reached"),
     ),
     Route(
         "POST",
@@ -522,7 +563,7 @@ ROUTES = (
         "submit",
         body=ReserveBody,
         responses={200: ReservationBody},
-        errors=("budget_exceeded", "reservation_conflict"),
+        errors=("budget_exceeded", "limit_reached", "reservation_conflict"),
     ),
     Route(
         "POST",

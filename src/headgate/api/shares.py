@@ -17,7 +17,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from contextlib import asynccontextmanager, contextmanager
 from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple, TypeVar
@@ -312,6 +320,81 @@ class Seat:
         self._close()
 
 
+# Budgets. A scope is a row of the ledger for as long as anything is spent there.
+
+MAX_OWN_SCOPES = 10_000
+"""How many scopes a tenant charges at most: as many as a report of its budgets shows.
+
+A scope for each workflow and agent stays far below that. A scope for each run would grow for ever.
+"""
+
+MAX_COUNTED_SCOPES = 500_000
+"""How many scopes of all tenants a node remembers; it reads those of a forgotten tenant again."""
+
+UNUSED_SECONDS = 3_600.0
+"""How long a scope counts in which nothing is booked: a task that charges it may still wait."""
+
+READ_AGAIN_SECONDS = 600.0
+"""How often the scopes of a tenant that has too many are read again; some may be gone."""
+
+
+class OwnScopes:
+    """The scopes that tenants charge, in the view of this node.
+
+    Those of a tenant are read from the ledger once, when it first names one that is not known here,
+    and again when they seem too many. A scope is kept as its hash, with the time of its last use.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._used_at: dict[str, dict[int, float]] = {}
+        self._read_at: dict[str, float] = {}
+        self._count = 0
+
+    def count(self, key: str) -> int:
+        """Return how many scopes a tenant has."""
+        return len(self._used_at.get(key, ()))
+
+    def take(self, key: str, scopes: Collection[str]) -> bool:
+        """Count scopes that a tenant charges; False if it has too many with these."""
+        known = self._used_at.get(key)
+        if known is None:
+            return False
+        now = self._clock()
+        used = [hash(scope) for scope in scopes]
+        new = sum(one not in known for one in used)
+        if new and len(known) + new > MAX_OWN_SCOPES:
+            return False
+        known.update(dict.fromkeys(used, now))
+        if new:
+            self._count += new
+            self._make_room(key)
+        return True
+
+    def is_to_be_read(self, key: str) -> bool:
+        """Tell whether the ledger may know better how many scopes a tenant has."""
+        read_at = self._read_at.get(key)
+        return read_at is None or self._clock() - read_at >= READ_AGAIN_SECONDS
+
+    def read(self, key: str, kept: Iterable[str]) -> None:
+        """Take over the scopes that the ledger has of a tenant."""
+        now = self._clock()
+        known = self._used_at.pop(key, {})
+        after = {one: at for one, at in known.items() if now - at < UNUSED_SECONDS}
+        for scope in kept:
+            after.setdefault(hash(scope), now - UNUSED_SECONDS)
+        self._used_at[key], self._read_at[key] = after, now
+        self._count += len(after) - len(known)
+        self._make_room(key)
+
+    def _make_room(self, key: str) -> None:
+        """Forget the tenants whose scopes were read longest ago, beyond a number of scopes."""
+        while self._count > MAX_COUNTED_SCOPES and len(self._used_at) > 1:
+            other = next(one for one in self._used_at if one != key)
+            self._count -= len(self._used_at.pop(other))
+            del self._read_at[other]
+
+
 class Shares:
     """What all callers of a node share."""
 
@@ -322,6 +405,7 @@ class Shares:
         self.claims = Pool(MAX_CLAIMS)
         self.bytes = Pool(MAX_BYTES)
         self.making = Making(MAX_MADE)
+        self.scopes = OwnScopes(clock)
         self.turns = Turns(clock)
         self.idle: dict[str, dict[Seat, None]] = {}
         """The connections that no request is worked on, by caller; idle longest, first."""

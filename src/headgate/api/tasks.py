@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from headgate.api import submission
 from headgate.api.api import Api, Route
+from headgate.api.budgets import check_own_scopes
 from headgate.api.bulk import MAX_TASKS
 from headgate.api.callers import Caller
 from headgate.api.errors import (
@@ -39,7 +40,7 @@ from headgate.api.schema.tasks import (
     WhyBody,
 )
 from headgate.api.submission import BatchBody, TaskBody, check_unknown, excerpt, read_body
-from headgate.core.budgets.scopes import parse_scope
+from headgate.core.budgets.scopes import Scope, parse_scope
 from headgate.core.idempotency import (
     KEY_RULE,
     InvalidEntry,
@@ -146,6 +147,7 @@ async def _parse_task(api: Api, request: Request, body: bytes) -> Parsed:
         draft = await in_slices(steps)
     except InvalidTaskError as error:
         return error
+    await _check_scopes(api, request.caller, [draft])
     (parsed,) = await _checked_parents(api, request.caller, _traced(api, request, [draft]))
     return parsed
 
@@ -159,7 +161,19 @@ async def _parse_batch(api: Api, request: Request, body: bytes) -> list[Parsed]:
         is_trusted=request.caller.is_trusted,
     )
     batch = await in_slices(steps)
+    await _check_scopes(api, request.caller, batch.entries)
     return await _checked_parents(api, request.caller, _traced(api, request, batch.entries))
+
+
+async def _check_scopes(api: Api, caller: Caller, entries: Sequence[Parsed]) -> None:
+    """Refuse tasks whose caller would charge more scopes than a tenant may."""
+    if caller.is_trusted:
+        return
+    drafts = [entry for entry in entries if isinstance(entry, Draft)]
+    # The first one is that of the project, which is configured.
+    further = {Scope(one) for draft in drafts for one in draft.task.scopes[1:]}
+    if further:
+        await check_own_scopes(api, caller, list(further))
 
 
 def _traced(api: Api, request: Request, entries: Sequence[Parsed]) -> Sequence[Parsed]:
@@ -691,6 +705,7 @@ SUBMIT_ERRORS = (
     "unknown_parent",
     "draining",
     "idempotency_mismatch",
+    "limit_reached",
     "queue_full",
     "store_full",
     "idempotency_full",

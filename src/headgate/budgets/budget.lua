@@ -115,12 +115,13 @@ local function is_zero(columns)
   return true
 end
 
-local function save_rows(sheet, keeps_zeros)
+-- Of a scope in which nothing is left, nothing is kept; returns those scopes.
+local function save_rows(sheet)
   local values, gone = {}, {}
   for scope in pairs(sheet.changed) do
     local flat = {}
     for bucket, columns in pairs(sheet.rows[scope]) do
-      if keeps_zeros or not is_zero(columns) then
+      if not is_zero(columns) then
         flat[#flat + 1] = bucket
         for at = 1, CHANGED_AT do flat[#flat + 1] = columns[at] end
       end
@@ -134,6 +135,7 @@ local function save_rows(sheet, keeps_zeros)
   end
   write('HSET', sheet.key, values)
   write('HDEL', sheet.key, gone)
+  return gone
 end
 
 local most = {}        -- bounds: journal, finished, finished_seconds, expired
@@ -745,18 +747,23 @@ local function save()
   save_kinds()
   add_unbooked()
   purge_old_buckets()
-  save_rows(balances, true)
-  local scopes = {}
+  local gone, is_gone, scopes = save_rows(balances), {}, {}
+  for _, scope in ipairs(gone) do is_gone[scope] = true end
   for scope in pairs(balances.unknown) do
-    if balances.changed[scope] then
+    if balances.changed[scope] and not is_gone[scope] then
       scopes[#scopes + 1] = '0'
       scopes[#scopes + 1] = scope
     end
   end
   write('ZADD', SCOPES, scopes)
+  local unlisted = {}
+  for at, limit in ipairs(read(LIMITS, gone)) do
+    if not limit then unlisted[#unlisted + 1] = gone[at] end
+  end
+  write('ZREM', SCOPES, unlisted)
   local length = write('RPUSH', JOURNAL, entries)
   if length then fold_journal(length) end
-  save_rows(checkpoint, false)
+  save_rows(checkpoint)
   forget_finished()
 end
 

@@ -212,7 +212,10 @@ class LocalLedger:
                 key = (charge.scope, charge.bucket_start)
                 if charge.bucket_start and key not in self._checkpoint:
                     self._folded_buckets.append(key)
-                self._checkpoint[key] = self._checkpoint.get(key, EMPTY).add(entry.delta)
+                summed = self._checkpoint[key] = self._checkpoint.get(key, EMPTY).add(entry.delta)
+                # One that has a window is looked at, and dropped, with the folded buckets.
+                if not charge.bucket_start and summed == EMPTY:
+                    del self._checkpoint[key]
 
     def _starts_before(self, moment: float) -> bool:
         return bool(self._journal) and self._journal[0].at < moment
@@ -225,21 +228,25 @@ class LocalLedger:
                 self._folded_buckets.append((scope, start))
                 return
             del self._checkpoint[scope, start]
-            del self._state.balances[scope][start]
-            if not self._state.balances[scope]:
+            buckets = self._state.balances.get(scope, {})
+            if buckets.pop(start, None) is not None and not buckets:
                 del self._state.balances[scope]
 
     def _is_over(self, scope: Scope, start: int, now: float) -> bool:
-        """Whether a bucket left its window long ago, and the checkpoint has all of it."""
+        """Whether nothing is in a bucket, or it left its window long ago; all of it is folded."""
         limit = self._state.limits.get(scope)
-        balance = self._state.balances[scope][start]
+        buckets = self._state.balances.get(scope, {})
+        balance = buckets.get(start, EMPTY)
+        if self._checkpoint[scope, start] != balance:
+            return False
+        if balance == EMPTY:
+            return True
         if limit is None or balance.reserved_micro_usd or balance.reserved_tokens:
             return False
         first_live = live_from(limit.window, now, zone(limit.window.zone))
         if start >= first_live - FINISHED_KEPT_SECONDS:
             return False
-        later = sum(1 for other in self._state.balances[scope] if other > start)
-        return later >= KEPT_BUCKETS and self._checkpoint[scope, start] == balance
+        return sum(1 for other in buckets if other > start) >= KEPT_BUCKETS
 
 
 def _is_due(reservation: Reservation, now: float) -> bool:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from math import inf
+from typing import NamedTuple
 
 import msgspec
 
 from headgate.core.budgets.ledger import (
+    EMPTY,
     FINISHED_KEPT_SECONDS,
     MAX_ACCOUNTS,
     Account,
@@ -359,6 +361,15 @@ _BALANCES_FROM = Lookup(
         " AND kept.bucket_start >= given.earliest"
     )
 )
+# Whoever locks the ledger locks this row, so it stays whatever is in it.
+_LOCKED = frozenset({(ROOT, 0)})
+_DROP_EMPTIED = Lookup(
+    lambda dialect: (
+        "DELETE FROM ledger_balances WHERE (scope, bucket_start) IN"  # noqa: S608
+        " (SELECT given.scope, given.bucket_start FROM"
+        f" {dialect.given({'scope': 'TEXT', 'bucket_start': 'BIGINT'})})"
+    )
+)
 _DEPTH = "LENGTH(scope) - LENGTH(REPLACE(scope, '/', ''))"
 
 _UNACCEPTED = """
@@ -506,14 +517,28 @@ def _own_scopes(state: LedgerState, requests: Sequence[Request]) -> list[Scope]:
 
 def write(transaction: Transaction, state: LedgerState, now: float) -> None:
     """Write what a batch has changed."""
+    drop_emptied(transaction, state)
     transaction.insert_all(changed_rows(state, now))
+
+
+def drop_emptied(transaction: Transaction, state: LedgerState) -> None:
+    """Delete the balances in which a batch has left nothing, before what it changed is written."""
+    changed = state.changed_balances - _LOCKED
+    emptied = [key for key in changed if _kept(state, key) is None]
+    if emptied:
+        state.changed_balances.difference_update(emptied)
+        transaction.run(_DROP_EMPTIED, sorted(emptied))
+
+
+def _kept(state: LedgerState, key: tuple[Scope, int]) -> Balance | None:
+    buckets = state.balances.get(key[0])
+    return None if buckets is None else buckets.get(key[1])
 
 
 def changed_rows(state: LedgerState, now: float) -> list[tuple[Insert, list[Row]]]:
     """Return what a batch has changed as rows to be written, and take it as written."""
     balances = [
-        (scope, start, *amounts_of(state.balances[scope][start]))
-        for scope, start in sorted(state.changed_balances)
+        (*key, *amounts_of(_kept(state, key) or EMPTY)) for key in sorted(state.changed_balances)
     ]
     reservations = [reservation_row(item, now) for item in state.changed_reservations.values()]
     entries = [entry_row(entry) for entry in state.entries]
@@ -647,10 +672,22 @@ def _scopes_within(transaction: Transaction, scope: Scope, most: int) -> list[Sc
 # What is older is summed into the checkpoint, and the reservations that it tells the end of are
 # forgotten with it; so the order of the journal finds them without an index.
 
+MAX_ENTRIES = 500_000
+"""How many journal entries stay for the whole time; of more, the oldest are folded sooner.
+
+One tenant's calls are not to fill a disk for all. It is some 200,000 reservations.
+"""
+
+LEAST_KEPT_SECONDS = 900.0
+"""How long an entry and a finished reservation stay at least: calls are repeated within minutes."""
+
 FOLDED_PER_STEP = 2_000
 WINDOWS_PER_STEP = 500
 
 _SUMS = ", ".join(f"CAST(SUM(amounts.{name}) AS BIGINT)" for name in AMOUNTS)
+_JOURNAL_ENDS = """
+    SELECT (SELECT MIN(seq) FROM ledger_journal), (SELECT MAX(seq) FROM ledger_journal)
+"""
 # The first entry that must stay ends what may go, even if a later one carries an earlier time:
 # clocks of several machines are only nearly alike. One that is further ahead than such clocks was
 # written while a clock was wrong, and is not waited for.
@@ -664,34 +701,51 @@ _FORGET = """
 """
 
 
-def last_old_entry(transaction: Transaction, now: float, most: int) -> int:
-    """Return the number of the last journal entry that is old enough to be folded; 0 if none."""
-    rows = transaction.read(_LAST_OLD_ENTRY, (*_remembered_times(now), most))
-    return int(rows[0][0] or 0)
+class Foldable(NamedTuple):
+    """The last journal entry that may be folded, 0 if none, and how long entries are kept now."""
+
+    last_entry: int
+    kept_seconds: float
 
 
-def forget_finished(transaction: Transaction, now: float, last_entry: int) -> int:
+def last_old_entry(transaction: Transaction, now: float, most: int) -> Foldable:
+    """Return up to where the journal is old enough to be folded, or too long."""
+    rows = transaction.read(_JOURNAL_ENDS)
+    first, last = rows[0][0] or 0, rows[0][1] or 0
+    excess = last - first + 1 - MAX_ENTRIES
+    for count, seconds in ((most, FINISHED_KEPT_SECONDS), (excess, LEAST_KEPT_SECONDS)):
+        if count > 0:
+            times = _remembered_times(now, seconds)
+            found = transaction.read(_LAST_OLD_ENTRY, (*times, min(count, most)))
+            if (found[0][0] or 0) >= first > 0:
+                return Foldable(int(found[0][0]), seconds)
+    return Foldable(0, FINISHED_KEPT_SECONDS)
+
+
+def forget_finished(transaction: Transaction, now: float, foldable: Foldable) -> int:
     """Forget reservations that ended long ago, as the journal up to an entry tells."""
-    return transaction.write(_FORGET, (*_remembered_times(now), last_entry))
+    times = _remembered_times(now, foldable.kept_seconds)
+    return transaction.write(_FORGET, (*times, foldable.last_entry))
 
 
-def _remembered_times(now: float) -> tuple[float, float]:
-    return now - FINISHED_KEPT_SECONDS, now + FINISHED_KEPT_SECONDS
+def _remembered_times(now: float, kept_seconds: float) -> tuple[float, float]:
+    return now - kept_seconds, now + FINISHED_KEPT_SECONDS
 
 
 def fold_journal(transaction: Transaction, last_entry: int) -> int:
     """Sum the journal up to an entry into the checkpoint; return how many entries that were."""
     transaction.write(_fold_sql(transaction.dialect), (last_entry,))
+    transaction.write(_drop_zeros_sql(transaction.dialect), (last_entry,))
     return transaction.write("DELETE FROM ledger_journal WHERE seq <= ?", (last_entry,))
 
 
 def tidy(transaction: Transaction, now: float, *, most: int = FOLDED_PER_STEP) -> bool:
     """Fold and forget one step of what is old; return whether there is more."""
-    last_entry = last_old_entry(transaction, now, most)
-    if not last_entry:
+    foldable = last_old_entry(transaction, now, most)
+    if not foldable.last_entry:
         return False
-    forget_finished(transaction, now, last_entry)
-    return fold_journal(transaction, last_entry) >= most
+    forget_finished(transaction, now, foldable)
+    return fold_journal(transaction, foldable.last_entry) >= most
 
 
 def purge_buckets(transaction: Transaction, now: float, *, after: Scope = ROOT) -> Scope:
@@ -742,6 +796,16 @@ def _fold_sql(dialect: Dialect) -> str:
             ({_charged_sql(dialect)} WHERE entry.seq <= ?) AS amounts
         WHERE scope IS NOT NULL GROUP BY scope, bucket_start
         ON CONFLICT (scope, bucket_start) DO UPDATE SET {changes}
+    """  # noqa: S608
+
+
+@cache
+def _drop_zeros_sql(dialect: Dialect) -> str:
+    """Return what drops the sums of folded entries that have come to nothing."""
+    nothing = " AND ".join(f"{name} = 0" for name in AMOUNTS)
+    return f"""
+        DELETE FROM ledger_checkpoint WHERE {nothing} AND (scope, bucket_start) IN
+        (SELECT scope, bucket_start FROM ({_charged_sql(dialect)} WHERE entry.seq <= ?) AS folded)
     """  # noqa: S608
 
 

@@ -1035,6 +1035,7 @@ class UnitOfWork:
             (WORKER_TASKS, self._given),
         ]
         if self.keeps_ledger:
+            ledger.drop_emptied(transaction, self.ledger)
             inserts += ledger.changed_rows(self.ledger, self.now)
         if self._samples:
             inserts.append((ESTIMATE_ROWS, learned_rows(transaction, self._samples, self.now)))

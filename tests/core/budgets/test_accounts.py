@@ -270,8 +270,9 @@ class PlayedLedger:
             self.books.settle(request, now)
 
     def check(self) -> None:
-        assert self.balances == balances_from(self.journal)
-        assert set(self.balances) == self.books.changed_balances
+        journalled = balances_from(self.journal)
+        assert self.balances == {key: one for key, one in journalled.items() if one != EMPTY}
+        assert set(self.balances) <= self.books.changed_balances <= set(journalled)
         assert self.reservations == self.books.changed_reservations
         for row in self.balances.values():
             assert min(msgspec.structs.astuple(row)) >= 0
@@ -374,4 +375,5 @@ def test_a_checkpoint_and_the_rest_of_the_journal_give_the_same_balances(
     play(books, steps)
 
     checkpoint = balances_from(books.journal[:cut])
-    assert balances_from(books.journal[cut:], checkpoint=checkpoint) == books.balances
+    summed = balances_from(books.journal[cut:], checkpoint=checkpoint)
+    assert {key: one for key, one in summed.items() if one != EMPTY} == books.balances

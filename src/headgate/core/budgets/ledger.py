@@ -31,6 +31,7 @@ import msgspec
 
 from headgate.core.budgets.reservations import (
     LIVE,
+    NO_CHANGE,
     NO_LEASE_END,
     Call,
     Charge,
@@ -773,6 +774,9 @@ class AdjustRequest(msgspec.Struct, frozen=True, kw_only=True):
 class LedgerState:
     """Limits, balances by bucket, and reservations; with a record of what was changed.
 
+    A balance in which nothing is booked, held or claimed any more is dropped: of one that is among
+    the `changed_balances` and is not there, nothing is to be kept.
+
     `entries`, `changed_balances` and `changed_reservations` grow until `forget_changes`.
 
     One that is read for a batch, applied `at` one moment, keeps the accounts that it has summed up,
@@ -924,8 +928,10 @@ class LedgerState:
                     at=now, reservation_id=reservation.id, call=call, charges=charges, delta=delta
                 )
             )
-            for charge in charges:
-                self._add(charge.scope, charge.bucket_start, delta)
+            # What moves no amount leaves no balance behind, however many scopes it names.
+            if delta != NO_CHANGE:
+                for charge in charges:
+                    self._add(charge.scope, charge.bucket_start, delta)
         return reservation
 
     def _measure_room(self, booked: int) -> None:
@@ -966,6 +972,10 @@ class LedgerState:
             buckets = self.balances[scope] = {}
         balance = buckets[start] = buckets.get(start, EMPTY).add(delta)
         self.changed_balances.add((scope, start))
+        if not balance.is_used and balance == EMPTY:
+            del buckets[start]
+            if not buckets:
+                del self.balances[scope]
         account = self._carried.get(scope)
         if account is None:
             return
