@@ -633,6 +633,18 @@ async def test_a_reservation_of_a_tenant_names_as_many_scopes_as_a_task() -> Non
         assert refused.json["error"] == "field 'also': has 17 entries, at most 16 are charged"
 
 
+async def test_the_scopes_of_a_tenants_reservation_have_a_bounded_length() -> None:
+    async with bank("store") as it:
+        mine = it.token("submit", bounds=Bounds(project_id="search"))
+        operator = it.token("admin", "submit")
+        also = [f"project:search/run:{n}{'x' * 100}/step:{'y' * 100}" for n in range(16)]
+        refused = await it.ask("reserve", mine, id="1", scope="project:search", also=also)
+        assert (refused.status, refused.json["details"]["field"]) == (400, "also")
+        assert "at most 4,096 are charged" in refused.json["error"]
+        taken = await it.ask("reserve", operator, id="1", scope="project:search", also=also)
+        assert taken.status == 200
+
+
 def test_scopes_that_nobody_uses_are_forgotten_and_those_of_the_ledger_are_not() -> None:
     clock = VirtualClock()
     counted = shares.OwnScopes(clock)

@@ -55,6 +55,8 @@ from headgate.storage.tokens import Bounds
 OK = 200
 MAX_ID_LENGTH = 128
 MAX_REASON_LENGTH = 500
+MAX_CHARGED_LENGTH = 4_096
+"""How many characters the scopes of one reservation of a tenant have, with all their ancestors."""
 
 _SCOPE_DIGITS = 24
 _AUDIT_DIGITS = 32
@@ -101,6 +103,7 @@ async def reserve(api: Api, request: Request, _: str) -> Response:
             "also", f"has {len(body.also)} entries, at most {MAX_SCOPES} are charged"
         )
     also = [own_scope(text, request.caller, field="also") for text in body.also]
+    _check_length(request.caller, [scope, *also])
     await check_own_scopes(api, request.caller, [scope, *also])
     try:
         with _in_words_of_the_caller(body.id, scope) as reservation_id:
@@ -231,6 +234,14 @@ def own_scope(text: str, caller: Caller, *, field: str = "scope") -> Scope:
     scope = parse_scope(text, field=field)
     caller.check_scope(scope)
     return scope
+
+
+def _check_length(caller: Caller, scopes: Sequence[Scope]) -> None:
+    """Refuse scopes that are long together: a reservation writes them down three times or more."""
+    length = sum(map(len, {one for scope in scopes for one in ancestors(scope)}))
+    if length > MAX_CHARGED_LENGTH and not caller.is_trusted:
+        problem = f"all scopes with their ancestors have {length:,} characters"
+        raise invalid_field("also", f"{problem}, at most {MAX_CHARGED_LENGTH:,} are charged")
 
 
 async def check_own_scopes(api: Api, caller: Caller, scopes: Sequence[Scope]) -> None:
