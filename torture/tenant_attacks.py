@@ -17,8 +17,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-NICENESS = 5
-"""On the machine of the service the attacker takes less of the processors than the service."""
+NICENESS = 19
+"""An attacker has processors of its own; here it takes those of the service only while idle."""
 
 STREAMS, IDLE, SLOW_HEADS, SLOW_READERS = 250, 1_000, 60, 20
 FLOODS, DEEP, READS = 4, 12, 4
