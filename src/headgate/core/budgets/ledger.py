@@ -972,7 +972,8 @@ class LedgerState:
             buckets = self.balances[scope] = {}
         balance = buckets[start] = buckets.get(start, EMPTY).add(delta)
         self.changed_balances.add((scope, start))
-        if not balance.is_used and balance == EMPTY:
+        # Most have an amount in one of these, and need no look at the others.
+        if not (balance.spent_micro_usd or balance.reserved_micro_usd) and balance == EMPTY:
             del buckets[start]
             if not buckets:
                 del self.balances[scope]
