@@ -23,6 +23,21 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "budgets/test_claims_stateful.py::test_tenants_on_the_redis_ledger",
         *HARMLESS,
     ),
+    "What a token that is restricted to nothing claims": (
+        ("tenants/test_harms.py::test_a_token_that_is_bound_to_nothing_carries_no_budget_to_minus"),
+    ),
+    "Webhook receivers of one project that hang": (
+        (
+            "engine/test_webhooks.py"
+            "::test_receivers_of_one_project_that_hang_delay_those_of_no_other"
+        ),
+    ),
+    "The tokens of a project charge a bounded number": (
+        (
+            "api/test_budgets_api.py"
+            "::test_a_tenant_charges_a_bounded_number_of_scopes_and_others_are_not_counted"
+        ),
+    ),
     "A retry may charge and ask for only": (
         "api/test_auth.py::test_a_retry_charges_what_its_caller_may_charge",
         "api/test_submission.py::test_a_retry_is_trusted_where_both_of_its_senders_are",
