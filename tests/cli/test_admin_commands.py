@@ -342,7 +342,7 @@ def test_doctor_says_which_secrets_the_user_of_a_command_could_read(headgate: Co
         said = headgate("doctor", "--config", config, "--data", data, "--json")
         assert verdicts(said)["run_as it"] == "fail"
         [line] = [one for one in said.json["checks"] if one["check"] == "run_as it"]
-        assert line["found"] == f"nobody may read {data}, {config}"
+        assert line["found"] == f"the user nobody may read {data}, {config}"
         config.write_text(target.replace("nobody", "no-such-user"))
         refused = headgate("config", "check", "--config", config)
         assert refused.code != 0

@@ -287,6 +287,10 @@ def test_a_wrong_booking_is_undone_once_and_never_below_nothing(
     assert run(["budget", "adjust", "root", "--reject"]) == 0
     assert "$0.00 claimed" in capsys.readouterr().out
     assert run(["budget", "adjust", "root", "--accept", "--reject"]) != 0
+    capsys.readouterr()
+    beside = ["--data", str(data_home), "--sqlite-path", str(path)]
+    assert run(["budget", "adjust", "root", "--usd", "1", *beside]) == 2
+    assert "--data: names a service" in capsys.readouterr().err
 
 
 def test_the_journal_is_a_table_newest_first(

@@ -97,6 +97,18 @@ def test_a_token_is_made_used_listed_and_revoked(
     assert (gone.code, gone.err.count("\n")) == (2, 1)
 
 
+def test_a_budget_is_adjusted_with_the_token_of_a_data_directory(
+    headgate: Command, service: ServiceProcess, data: Path
+) -> None:
+    here = ("--url", service.address, "--data", str(data))
+    adjust = ("budget", "adjust", "session:s", "--usd", "2", *here)
+    refused = headgate(*adjust)
+    assert (refused.code, "say why" in refused.err) == (2, True)
+    said = headgate(*adjust, "--reason", "on the invoice")
+    assert (said.code, "$2.00 spent" in said.out) == (0, True), said
+    assert service.ask("GET", "/budgets/status").status == 401
+
+
 def test_a_token_is_bound_and_cannot_pose_as_another(
     headgate: Command, service: ServiceProcess, data: Path
 ) -> None:

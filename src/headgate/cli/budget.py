@@ -585,6 +585,7 @@ def release(*, ledger: LedgerOptions, reservation_id: str, yes: bool) -> None:
 Examples:
   headgate budget adjust root --usd=-999001 --reason "an agent's typing error"
   headgate budget adjust root --accept --url http://127.0.0.1:7420 --reason "seen on the invoice"
+  headgate budget adjust root --reject --data ./data --reason "not on the invoice"
   headgate budget adjust project:web --reject --usd 12.50
 """
 )
@@ -596,6 +597,12 @@ Examples:
 @click.option("--reason", default="", help="Why, for the audit log of a service.")
 @click.option("--id", "adjustment_id", help="A name of your own: the same again changes nothing.")
 @click.option("--token", help="Who asks a service.  [default: HEADGATE_TOKEN]")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="A service's data directory: its address and token are there.",
+)
 @_json_option
 @ledger_options
 def adjust(
@@ -609,12 +616,13 @@ def adjust(
     reason: str,
     adjustment_id: str | None,
     token: str | None,
+    data: Path | None,
     as_json: bool,
 ) -> None:
     """Change what is booked in one scope, or decide about what tenants claim there.
 
-    Never more is taken away than is booked. With --url http://… a service does it, and notes who
-    did and why.
+    Never more is taken away than is booked. With --url http://… or --data a service does it, and
+    notes who did and why.
     """
     from headgate.budgets.tracker import new_reservation_id  # noqa: PLC0415  slow to load
 
@@ -624,8 +632,10 @@ def adjust(
     call = Adjustment.ACCEPT if accept else Adjustment.REJECT if reject else Adjustment.ADJUST
     chosen_id = adjustment_id or new_reservation_id()
     service = ledger.service
-    if service is not None:
-        with connect(Connection(service, token)) as client:
+    if data is not None and service is None and any(ledger.urls.values()):
+        raise InvalidSettingError("--data", "names a service; leave out the ledger beside it")
+    if service is not None or data is not None:
+        with connect(Connection(service, token, data)) as client:
             body = client.adjust_budget(
                 chosen_id, name, action=call.value, usd=usd, tokens=tokens, reason=reason
             )

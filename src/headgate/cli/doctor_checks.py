@@ -260,7 +260,8 @@ def claim_findings(transaction: Transaction) -> Iterator[Finding]:
     for scope, micro_usd, tokens in found:
         amounts = f"{format_usd(micro_usd)} and {tokens:,} tokens"
         line = f"{scope or '(root)'}: {amounts} are claimed and not accepted, and do not count"
-        advice = f"decide with `headgate budget adjust {scope or 'root'} --accept` or `--reject`"
+        command = f"headgate budget adjust {scope or 'root'} --accept --data DIR --reason WHY"
+        advice = f"decide with `{command}`, or with --reject; DIR is the data directory"
         yield warn("claims", line, advice)
     if not found:
         yield ok("claims", "no tenant claims more than its budgets allow")
@@ -359,9 +360,9 @@ def command_findings(
         readable = [str(path) for path in secrets if user.may_read(path.absolute())]
         if readable:
             advice = f"run chmod go-rwx {' '.join(readable)}, or name another user"
-            yield fail(check, f"{user.name} may read {', '.join(readable)}", advice)
+            yield fail(check, f"the user {user.name} may read {', '.join(readable)}", advice)
         else:
-            yield ok(check, f"{user.name} may read neither data, token nor settings")
+            yield ok(check, f"the user {user.name} may read neither data, token nor settings")
 
 
 LEAST_FREE_BYTES = 100 * 2**20
