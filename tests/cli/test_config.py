@@ -202,3 +202,15 @@ def test_every_command_and_option_is_in_the_reference() -> None:
         for parameter in command.params:
             assert isinstance(parameter, click.Option)
             assert f"`{parameter.opts[0]}`" in section
+
+
+def test_a_budget_of_a_project_that_is_not_configured_is_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "headgate.toml"
+    budget = '[budgets."{}"]\nlimit_usd = "1"\n'
+    scopes = ("project:alpha/session:s", "project:alhpa", "session:s")
+    file.write_text("[projects.alpha]\n" + "".join(map(budget.format, scopes)))
+    assert run(["config", "check", "--config", str(file)]) == 0
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert "there is no project 'alhpa'" in warning

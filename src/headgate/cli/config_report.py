@@ -70,6 +70,7 @@ def check_settings(given: Path | None) -> CheckReport:
             *warnings_of(settings),
             *_target_warnings(settings),
             *_slot_warnings(settings),
+            *_budget_warnings(settings),
         ],
     )
 
@@ -110,6 +111,17 @@ def _slot_warnings(settings: Settings) -> list[str]:
             words = quota_source_words(wake_config(settings.quota, slot))
             warnings.append(f"{key_path('slots', name, 'poll')}: {words}")
     return warnings
+
+
+def _budget_warnings(settings: Settings) -> list[str]:
+    """Say which budgets are of a project that the file does not name: they limit nothing."""
+    return [
+        f"{key_path('budgets', scope)}: there is no project {name!r}, so it limits nothing; "
+        "add it under [projects], or correct the name"
+        for scope in settings.budgets
+        for kind, _, name in (scope.partition("/")[0].partition(":"),)
+        if kind == "project" and name not in settings.projects
+    ]
 
 
 def _key_warnings(slot: SlotSettings) -> list[str]:
