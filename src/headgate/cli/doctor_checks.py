@@ -213,7 +213,8 @@ def _room(transaction: Transaction, settings: Settings) -> Finding:
     if size.problem:
         return fail("room", found, size.problem)
     if size.excess_bytes:
-        return warn("room", found, "it deletes ended tasks for want of room; give it more")
+        more = "free some of its disk" if most is None else "raise scheduler.max_store_bytes"
+        return warn("room", found, f"it deletes ended tasks for want of room; {more}")
     return ok("room", found)
 
 

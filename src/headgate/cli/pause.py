@@ -56,6 +56,9 @@ def set_paused(
                 line = f"{noun} {name} is {'paused' if is_paused else 'active'}"
             else:
                 answer, line = client.open(_OPENED_ONLY[noun], name), f"{noun} {name} is open"
+                if noun == "budget":
+                    # Without room it closes again: to open is only to ask once more.
+                    line = f"{line} until it is found without room; see headgate closures"
             if not is_paused and noun in _OPENED_TOO and getattr(answer, "closures", None):
                 client.open(_OPENED_TOO[noun], name)
     if as_json:
