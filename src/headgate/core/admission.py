@@ -147,7 +147,11 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
                     " with each"
                 )
             case QueueLimit.STORE:
-                return "send it again later; ended tasks are being deleted to make room"
+                return (
+                    "ended tasks are being deleted to make room, unfinished ones keep theirs; send"
+                    " it again later, or have an operator cancel tasks, free some of the disk or"
+                    " raise scheduler.max_store_bytes"
+                )
 
 
 def admit(
