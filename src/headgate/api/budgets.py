@@ -48,7 +48,12 @@ from headgate.core.gates import GateClosure
 from headgate.core.money import plain_usd
 from headgate.core.task_view import closure_body, exact_moment
 from headgate.core.text import Steps
-from headgate.errors import BudgetExceededError, IllegalSettlementError, InvalidFieldError
+from headgate.errors import (
+    BudgetExceededError,
+    IllegalSettlementError,
+    InvalidFieldError,
+    StoreError,
+)
 from headgate.storage.audit import AuditEntry, Detail
 from headgate.storage.tokens import Bounds
 
@@ -273,7 +278,11 @@ async def check_own_scopes(api: Api, caller: Caller, scopes: Sequence[Scope]) ->
 
 
 async def _kept_scopes(api: Api, scope: Scope) -> list[Scope]:
-    accounts = await api.tracker.ledger.accounts(scope, most=MAX_OWN_SCOPES + 1)
+    try:
+        accounts = await api.tracker.ledger.accounts(scope, most=MAX_OWN_SCOPES + 1)
+    except StoreError:
+        # A ledger that is away holds nothing, and keeps nobody from submitting tasks meanwhile.
+        return []
     return [account.scope for account in accounts]
 
 
