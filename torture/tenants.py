@@ -353,6 +353,8 @@ async def _audit(
     found: Found, operator: Honest, tenants: Sequence[Honest], endpoint: Endpoint
 ) -> None:
     """Hold what honest tenants were told against what was executed and booked."""
+    # It was idle all the time, and such connections are closed.
+    operator.hang_up()
     for tenant in tenants:
         executions = endpoint.executions[tenant.project]
         await _until(partial(_has_caught_up, executions, tenant.sent_at))
