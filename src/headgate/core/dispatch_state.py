@@ -9,11 +9,12 @@ picture.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,7 +40,7 @@ from headgate.core.estimates import (
     configured,
     given,
 )
-from headgate.core.fair_share import ProjectUsage, UsageRow
+from headgate.core.fair_share import ProjectUsage, Turn, UsageRow, is_held
 from headgate.core.gates import (
     GateClosure,
     GateKind,
@@ -49,11 +50,11 @@ from headgate.core.gates import (
     kind_part,
     read_kind_part,
 )
-from headgate.core.lane_index import Lane, LaneIndex, ProjectLanes, waited
+from headgate.core.lane_index import Lane, LaneIndex, LaneKind, ProjectLanes, lane_kind, waited
 from headgate.core.load import MICRO, AdaptiveAlpha, load_score
 from headgate.core.money import MicroUsd, Tokens, amount_of
 from headgate.core.rate_limits import NoRoom, RateCharge, RateLimit, RateTable
-from headgate.core.scheduler import Round, eligible_turns
+from headgate.core.scheduler import Round, choice_of_one, eligible_turns
 from headgate.core.slots.slot import SlotStanding, most_headroom, provider_closure
 from headgate.core.snapshot import (
     DEFAULT_TOKENS,
@@ -125,6 +126,18 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     target_estimates: Mapping[str, TargetEstimate] = {}
     estimate_quantile: float = DEFAULT_QUANTILE
     reserve: Reserve = Reserve.EXPECTED
+    capped_agents: frozenset[str] = frozenset()
+    """The agents whose capacity somebody set: their calls count for it as well."""
+    is_shared_by_usd: bool = False
+    """Whether the shares of projects are counted in micro-dollars, and not in tokens."""
+    remote_targets: frozenset[str] = frozenset()
+    """The targets whose work goes on without the node that began it."""
+    upstream_permits: Mapping[str, int] = {}
+    """How many calls may be in flight at an upstream, by the target of its calls."""
+    upstream_slots: Mapping[str, tuple[str, ...]] = {}
+    """The slots that calls to an upstream may use, by the target of its calls."""
+    slot_permits: Mapping[str, int] = {}
+    """How many tasks and calls may be in flight with a slot, of those that have such a bound."""
 
     def new_index(self) -> LaneIndex:
         """Return an index in which nothing waits and nobody works."""
@@ -134,6 +147,7 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
             priority_ageing_seconds=self.priority_ageing_seconds,
             counts_inflight=True,
             pull_targets=self.pull_targets,
+            capped_agents=self.capped_agents,
         )
 
     def pauses(self) -> dict[GatePart, GateClosure]:
@@ -176,13 +190,39 @@ class DispatchSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+HoldOf = Callable[[], Hold]
+"""Says what a call has to hold, by what is known at the moment."""
+
+
+class KeyChoice(NamedTuple):
+    """The slot that a call uses, and the rule that chose it, for people."""
+
+    slot: str
+    rule: str
+
+
+class KeyWait(NamedTuple):
+    """Until when a call waits because all open slots are paused for its model, and why."""
+
+    until: float
+    why: str
+
+
+ChooseKey = Callable[[Task, Sequence[SlotStanding], Mapping[str, int], float], KeyChoice | KeyWait]
+"""Chooses among the open slots of an upstream for a call, by what is in flight of each."""
+
+
 class Waiting(msgspec.Struct, frozen=True):
-    """A queued task, the conditions of it, and how often it was assigned before."""
+    """A queued task, the conditions of it, and how often it was assigned before.
+
+    A call says itself what it has to hold, by what its request can cost.
+    """
 
     task: Task
     terms: Terms
     attempt: int
     waiting_for: int
+    hold: HoldOf | None = None
 
     def is_after(self, other: Waiting) -> bool:
         """Say whether the task has come further: another attempt, or fewer parents to wait for."""
@@ -207,11 +247,18 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     rate_charges: tuple[RateCharge, ...] = ()
     slot: str | None = None
     choice: Choice | None = None
+    key_rule: str = ""
+    hold_of: HoldOf | None = None
 
     @property
     def used_slot(self) -> str | None:
         """The slot that the attempt uses, chosen or named."""
         return self.slot or self.task.slot
+
+    @property
+    def charged(self) -> tuple[Scope, ...]:
+        """The scopes that its money counts in, root first."""
+        return charged_by(self.task.scopes)
 
     def reservation_id(self, epoch: int) -> str:
         """Return the name of its reservation: a plan that is tried again reserves nothing twice."""
@@ -227,7 +274,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         """
         return ReserveRequest(
             reservation_id=name,
-            scopes=_charged(self.task.scopes),
+            scopes=charged_by(self.task.scopes),
             micro_usd=MicroUsd(self.hold.micro_usd.amount),
             tokens=Tokens(self.hold.tokens.amount),
             lease_seconds=lease_seconds,
@@ -236,7 +283,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _charged(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
+def charged_by(scopes: tuple[str, ...]) -> tuple[Scope, ...]:
+    """Return the scopes that work in some scopes is charged to, root first."""
     if sum(map(len, scopes)) > MAX_REMEMBERED_LENGTH:
         return charged_scopes(ROOT, [Scope(scope) for scope in scopes])
     return _remembered_charged(scopes)
@@ -275,7 +323,8 @@ class InFlightAttempts:
 
     An attempt counts from its plan until the store says that it is over or never began, so the sums
     are never below the truth. The capacity of a worker serves one agent, and is counted apart from
-    that of the nodes.
+    that of the nodes. `calls` are in flight as well and count in the sums over projects and slots;
+    they are at no node, and whoever goes through the attempts means tasks.
     """
 
     def __init__(self) -> None:
@@ -286,27 +335,37 @@ class InFlightAttempts:
         self._workers: dict[str, dict[str, int]] = {}
         self._agents: dict[str, str] = {}
         self._attempts: dict[str, InFlightAttempt] = {}
+        self.calls: dict[str, InFlightAttempt] = {}
         self._used: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._attempts)
 
     def __contains__(self, task_id: str) -> bool:
-        return task_id in self._attempts
+        return task_id in self._attempts or task_id in self.calls
 
     def __iter__(self) -> Iterator[InFlightAttempt]:
         return iter(self._attempts.values())
 
+    def all(self) -> Iterator[InFlightAttempt]:
+        """Return every attempt, and every call."""
+        yield from self._attempts.values()
+        yield from self.calls.values()
+
     def get(self, task_id: str) -> InFlightAttempt | None:
-        """Return the attempt that a task is in."""
-        return self._attempts.get(task_id)
+        """Return the attempt that a task or a call is in."""
+        return self._attempts.get(task_id) or self.calls.get(task_id)
 
     def add(self, attempt: InFlightAttempt) -> None:
         """Count an attempt that starts."""
         task, node_id = attempt.task, attempt.node_id
-        self._attempts[task.id] = attempt
-        self._used[node_id] = self._used.get(node_id, 0) + 1
-        self.active[task.project_id] = self.active.get(task.project_id, 0) + 1
+        if task.is_call:
+            self.calls[task.id] = attempt
+        else:
+            self._attempts[task.id] = attempt
+            self._used[node_id] = self._used.get(node_id, 0) + 1
+        is_active = task.parent_id is None
+        self.active[task.project_id] = self.active.get(task.project_id, 0) + is_active
         self.reserved[task.project_id] = self.reserved.get(task.project_id, 0) + attempt.tokens
         if attempt.slot is not None:
             self.by_slot[attempt.slot] = self.by_slot.get(attempt.slot, 0) + 1
@@ -321,15 +380,27 @@ class InFlightAttempts:
     def remove(self, attempt: InFlightAttempt) -> None:
         """Stop counting an attempt that is over."""
         task, node_id = attempt.task, attempt.node_id
-        del self._attempts[task.id]
-        self.active[task.project_id] -= 1
+        self.active[task.project_id] -= task.parent_id is None
         self.reserved[task.project_id] -= attempt.tokens
-        self._used[node_id] -= 1
         if attempt.slot is not None:
             self._leave_slot(attempt.slot)
+        if task.is_call:
+            del self.calls[task.id]
+            return
+        del self._attempts[task.id]
+        self._used[node_id] -= 1
         is_known = node_id in self.capacity or node_id in self._agents
         if not self._used[node_id] and not is_known:
             del self._used[node_id]
+
+    def add_tokens(self, task_id: str, tokens: int) -> None:
+        """Count what a call of a task in flight used in the share of its project."""
+        attempt = self._attempts.get(task_id)
+        if attempt is not None:
+            self._attempts[task_id] = msgspec.structs.replace(
+                attempt, tokens=attempt.tokens + tokens
+            )
+            self.reserved[attempt.task.project_id] += tokens
 
     def _leave_slot(self, slot: str) -> None:
         self.by_slot[slot] -= 1
@@ -666,6 +737,11 @@ class Closures:
         """Return one closure for each part that is closed, as the index has it."""
         return list((self.timed | self.standing).values())
 
+    def shown_of(self, parts: Iterable[GatePart]) -> list[GateClosure]:
+        """Return the closures of these parts, as the index has them."""
+        found = (self.standing.get(part) or self.timed.get(part) for part in parts)
+        return [closure for closure in found if closure is not None]
+
     def recheck_at(self, part: GatePart, at: float) -> None:
         """Have a part fall due at a time, though it may open before or stay closed."""
         self._openings.set(part, at)
@@ -679,16 +755,82 @@ class Closures:
         return self._openings.pop_due(now, most=most)
 
 
+ROOM_UNKNOWN = "it has not said yet how much it has room for"
+ROOM_TAKEN = "it has no room for another task now"
+
+
+class TargetRooms:
+    """How many more tasks targets could begin that say so, and the gates of those that are full.
+
+    What a target says is out of date as soon as something starts, so each start takes from it until
+    it says more.
+    """
+
+    def __init__(self, closures: Closures) -> None:
+        self._closures = closures
+        self._free: dict[str, int] = {}
+        self._why: dict[str, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._free)
+
+    def set(self, target: str, free: int | None, why: str, now: float | None = None) -> None:
+        """Note how many more tasks a target could begin; None if it does not say."""
+        if free is None:
+            self._free.pop(target, None)
+            self._why.pop(target, None)
+        else:
+            self._free[target], self._why[target] = free, why
+        if free is None or free > 0:
+            self._open(target)
+        else:
+            self._close(target, now)
+
+    def take(self, target: str, now: float) -> bool:
+        """Count a start; False if the target has no room, and is closed now."""
+        free = self._free.get(target)
+        if free is None:
+            return True
+        if free <= 0:
+            self._close(target, now)
+            return False
+        self._free[target] = free - 1
+        return True
+
+    def _close(self, target: str, now: float | None) -> None:
+        why = self._why.get(target) or ROOM_TAKEN
+        found = self._closures.timed.get(GatePart("target", target))
+        since = now if found is None else found.since
+        closure = GateClosure(
+            kind="target", name=target, why=why, cause="target", by=target, since=since
+        )
+        if found is None or (found.until is None and found != closure):
+            self._closures.close(closure, now or 0.0)
+
+    def _open(self, target: str) -> None:
+        found = self._closures.timed.get(GatePart("target", target))
+        if found is not None and found.until is None and found.cause == "target":
+            self._closures.open(found.part)
+
+
 class SlotGates:
     """The standings of all slots, and the gates of the providers that tasks name.
 
     The gate of a provider follows from those of its slots, whatever closes them: a used-up quota, a
-    pause that the provider asked for, a rate limit. So a task that is planned for a provider can be
-    given a slot.
+    pause that the provider asked for, a rate limit, as much in flight as it takes. So a task that
+    is planned for a provider can be given a slot.
     """
 
-    def __init__(self, closures: Closures, in_flight: InFlightAttempts) -> None:
+    def __init__(
+        self,
+        closures: Closures,
+        in_flight: InFlightAttempts,
+        upstreams: Mapping[str, Sequence[str]],
+        permits: Mapping[str, int],
+    ) -> None:
         self.standings: dict[str, SlotStanding] = {}
+        self.upstreams = upstreams
+        self.permits = permits
         self._closures = closures
         self._in_flight = in_flight
         self._by_provider: dict[str, list[SlotStanding]] = {}
@@ -701,8 +843,11 @@ class SlotGates:
         self._by_provider = {}
         for standing in self.standings.values():
             self._by_provider.setdefault(standing.provider, []).append(standing)
-        closed = {_part(one.name): one.closure for one in self.standings.values() if one.closure}
-        self._closures.set_standing("slot", closed)
+        for target, slots in self.upstreams.items():
+            known = [self.standings[name] for name in slots if name in self.standings]
+            self._by_provider[target] = known
+        closures = [self._standing_closure(one) for one in self.standings.values()]
+        self._closures.set_standing("slot", {one.part: one for one in closures if one is not None})
         for provider in sorted(self._named):
             self._refresh(provider)
         for grant in self._grants:
@@ -711,6 +856,9 @@ class SlotGates:
     def track(self, task: Task) -> None:
         """Keep the gates of the provider that a task names, and of what its project may use."""
         if task.slot is None and task.provider is None:
+            return
+        if task.is_call and task.slot is not None:
+            # The key of a client, which no settings restrict; there may be any number of them.
             return
         grant = grant_of(task)
         if grant not in self._grants:
@@ -721,14 +869,39 @@ class SlotGates:
             self._named.add(provider)
             self._refresh(provider)
 
+    def is_full(self, slot: str) -> bool:
+        """Tell whether as much is in flight with a slot as it takes at a time."""
+        most = self.permits.get(slot)
+        return most is not None and self._in_flight.by_slot.get(slot, 0) >= most
+
+    def count(self, slot: str | None) -> None:
+        """Close a slot that is full, and open one that is not, after something began or ended."""
+        if slot is None or slot not in self.permits or slot not in self.standings:
+            return
+        part, closure = _part(slot), self._standing_closure(self.standings[slot])
+        if closure != self._closures.standing.get(part):
+            self._closures.stand(part, closure)
+            self.changed(slot)
+
+    def _standing_closure(self, standing: SlotStanding) -> GateClosure | None:
+        if standing.closure is not None or not self.is_full(standing.name):
+            return standing.closure
+        key = f"slots.{standing.name}.max_inflight = {self.permits[standing.name]}"
+        why = f"as much is in flight with it as it takes at a time ({key})"
+        return GateClosure(kind="slot", name=standing.name, why=why, cause="settings")
+
     def changed(self, slot: str) -> None:
         """Look again at the provider of a slot that was closed or opened."""
         standing = self.standings.get(slot)
-        if standing is not None and standing.provider in self._named:
-            self._refresh(standing.provider)
-            for grant in self._grants:
-                if grant.provider == standing.provider:
-                    self._refresh_grant(grant)
+        if standing is None:
+            return
+        upstreams = (target for target, slots in self.upstreams.items() if slot in slots)
+        for provider in (standing.provider, *upstreams):
+            if provider in self._named:
+                self._refresh(provider)
+                for grant in self._grants:
+                    if grant.provider == provider:
+                        self._refresh_grant(grant)
 
     def choose(self, provider: str, project_id: str, *, without: Collection[str]) -> str | None:
         """Return the open slot of a provider with the most headroom that a project may use."""
@@ -738,6 +911,32 @@ class SlotGates:
             in_flight=self._in_flight.by_slot,
             without=without,
         )
+
+    def open_slots(
+        self,
+        provider: str,
+        project_id: str,
+        *,
+        without: Collection[str],
+        with_full: bool = False,
+    ) -> list[SlotStanding]:
+        """Return the open slots of an upstream that a project may use, in their order.
+
+        With `with_full` those count as open that only wait for something of theirs to end.
+        """
+        return [
+            one
+            for one in self._by_provider.get(provider, ())
+            if one.is_for(project_id)
+            and one.name not in without
+            and not self._is_closed(one, with_full=with_full)
+        ]
+
+    def _is_closed(self, standing: SlotStanding, *, with_full: bool) -> bool:
+        part = _part(standing.name)
+        if with_full and standing.closure is None:
+            return part in self._closures.timed
+        return self._closures.is_closed(part)
 
     def _refresh(self, provider: str) -> None:
         standings = self._by_provider.get(provider, ())
@@ -829,7 +1028,10 @@ class BudgetParking:
             return Verdict(error=refusal_text(task, refused))
         self.refusals[part] = refused
         has_room = is_kind or refused.spent + refused.reserved + refused.overrun < refused.limit
-        if has_room and len(self._aside.get(part, ())) < MAX_SET_ASIDE:
+        # A call is of the kind of its model, and other calls behind its gates are not. One of a
+        # task stands behind no budget: others of its task may need less than the task has left.
+        is_apart = (is_kind and task.is_call) or task.parent_id is not None
+        if is_apart or (has_room and len(self._aside.get(part, ())) < MAX_SET_ASIDE):
             self._aside.setdefault(part, {})[task.id] = None
             self._part_of[task.id] = part
             return Verdict()
@@ -1035,7 +1237,7 @@ class MadeAgents:
             self._most = max(MAX_KNOWN_AGENTS, 2 * len(self._made))
 
     def _forget_idle(self, needed: str) -> None:
-        busy = {attempt.agent_id for attempt in self._in_flight} | {needed}
+        busy = {attempt.agent_id for attempt in self._in_flight.all()} | {needed}
         for agent_id in list(self._made):
             if agent_id not in busy and not self.index.has_own_lane(agent_id):
                 del self._made[agent_id]
@@ -1081,7 +1283,8 @@ class _Stopped:
 def _lane_loads(
     project: ProjectLanes, stopped: _Stopped, *, tick: int, alpha: float
 ) -> list[tuple[Lane, float | None]]:
-    waits = {lane: max(0, tick - lane.oldest_tick()) for lane in project.lanes.values()}
+    lanes = [lane for lane in project.lanes.values() if lane.kind is LaneKind.TASKS]
+    waits = {lane: max(0, tick - lane.oldest_tick()) for lane in lanes}
     competing = {lane for lane in waits if lane.ready and lane not in stopped}
     deepest = max((lane.depth_micro for lane in competing), default=0)
     longest = max((waits[lane] for lane in competing), default=0)
@@ -1118,7 +1321,10 @@ IN_FLIGHT = (TaskStatus.ASSIGNED, TaskStatus.RUNNING)
 MAX_DUE = 1_000
 ASIDE_SECONDS = 60.0
 
-_ORDERS = ("lane_policy", "max_wait_ticks", "priority_ageing_seconds", "pull_targets")
+_ORDERS = (
+    *("lane_policy", "max_wait_ticks", "priority_ageing_seconds", "pull_targets"),
+    "capped_agents",
+)
 """What lanes and gates are built by: with another one, all of them are built again."""
 
 _ESTIMATING = ("free_targets", "target_estimates", "estimate_quantile", "reserve")
@@ -1144,12 +1350,14 @@ class DispatchState:
 
     def __init__(self, settings: DispatchSettings) -> None:
         self.settings = settings
+        self._projects = {project.id: project for project in settings.projects}
         self.tick = 0
         self.waiting: dict[str, Waiting] = {}
         self.in_flight = InFlightAttempts()
         self.rate_closed: dict[GatePart, GateClosure] = {}
         self.limited: dict[str, NoRoom] = {}
         self.too_large: dict[str, NoRoom] = {}
+        self.key_waits: dict[str, KeyWait] = {}
         self.usage = ProjectUsage(window_hours=settings.usage_window_hours)
         self.rates = RateTable(settings.rate_limits)
         self.parking = BudgetParking()
@@ -1158,18 +1366,31 @@ class DispatchState:
         self.forgiven_now: dict[str, int] = {}
         self.present: list[str] = []
         self.hopeless: dict[str, str] = {}
+        self.waiting_calls = 0
+        self.choose_key: ChooseKey | None = None
         self._starts: Timers[str] = Timers()
         self._deadlines: Timers[str] = Timers()
         self._lifts: Timers[str] = Timers()
         self.index = settings.new_index()
         self.closures = Closures(self.index)
-        self.slots = SlotGates(self.closures, self.in_flight)
+        self.rooms = TargetRooms(self.closures)
+        for target in sorted(settings.remote_targets):
+            self.rooms.set(target, 0, ROOM_UNKNOWN)
+        self.slots = SlotGates(
+            self.closures, self.in_flight, settings.upstream_slots, settings.slot_permits
+        )
         self.workers = WorkerWatch(self.index, self.in_flight)
         for agent in settings.agents:
             self.index.set_agent(agent)
         capacity = settings.max_per_agent_inflight
         self.made_agents = MadeAgents(self.index, self.in_flight, capacity=capacity)
         self.set_pauses(settings.pauses())
+        self._set_upstreams({})
+
+    @property
+    def waiting_tasks(self) -> int:
+        """How many tasks wait; calls are not counted."""
+        return len(self.waiting) - self.waiting_calls
 
     @property
     def alpha(self) -> float:
@@ -1191,6 +1412,8 @@ class DispatchState:
         """Start from what the store has; only on a new state."""
         self.estimates = Estimates(learned)
         window_hours = self.settings.usage_window_hours
+        if self.settings.is_shared_by_usd:
+            usage = [self._in_usd(row) for row in usage]
         self.usage = ProjectUsage(window_hours=window_hours, rows=usage)
         self.rates.load(rate_counts)
         self.tick = tick
@@ -1198,6 +1421,11 @@ class DispatchState:
         for closure in closures:
             self.close(closure, now)
         self.load_more(records, now)
+
+    def _in_usd(self, row: UsageRow) -> UsageRow:
+        """Return what a project used in an hour, in micro-dollars, or a floor where none are."""
+        least = row.started * self.settings.default_tokens
+        return msgspec.structs.replace(row, tokens=row.micro_usd or least)
 
     def load_more(self, records: Iterable[TaskRecord], now: float) -> None:
         """Go on loading, where all of it at once would take too long; before any `observe`."""
@@ -1217,13 +1445,14 @@ class DispatchState:
             progress.attempt,
             agent_id,
             progress.node_id or "",
-            progress.share_tokens,
+            self._in_share(progress.share_tokens, progress.reserved_micro_usd),
             progress.share_tokens,
             slot_of(record),
             record.terms.attempt_seconds,
             progress.reservation_id,
         )
         self.in_flight.add(attempt)
+        self.slots.count(attempt.slot)
         self.workers.start(attempt, now)
         self.workers.observe(attempt, record, now)
 
@@ -1254,6 +1483,111 @@ class DispatchState:
         self.observe(TaskRecord(task=queued, terms=terms, agent_id=task.agent_id), now)
         return True
 
+    def observe_call(self, record: TaskRecord, hold: HoldOf, now: float) -> None:
+        """Take a call that waits; it is taken out again with `forget`, or by its end."""
+        self._queue(record, now, hold)
+
+    def start_call(self, record: TaskRecord, hold: HoldOf, now: float) -> Planned | None:
+        """Plan a call at once that nothing else competes with; None if it is to wait for a round.
+
+        It is what `observe_call` and `plan` come to where nothing is ready, so that nobody has to
+        be compared with anybody: most calls of a service that keeps up with its work.
+        """
+        task, settings = record.task, self.settings
+        is_willing = record.terms.on_exhausted is OnExhausted.WAIT
+        if settings.is_paused or not is_willing or not self._has_to_itself(task):
+            return None
+        waiting = Waiting(task, record.terms, record.progress.attempt, 0, hold)
+        self.slots.track(task)
+        self.made_agents.ensure(task.agent_id)
+        taken = self.index.take_alone(task, tick=self.tick)
+        if taken is None:
+            return None
+        agent, waiting_since = taken
+        if settings.max_lag_tokens is not None:
+            # Whoever is alone is owed nothing that could be forgiven.
+            self.present = [task.project_id]
+        choice = choice_of_one(
+            settings.lane_policy,
+            tick=self.tick,
+            waiting_since=waiting_since,
+            max_wait_ticks=settings.max_wait_ticks,
+        )
+        self.waiting[task.id] = waiting
+        planned = self._plan_attempt(waiting, agent.agent.id, choice, now)
+        if planned is None:
+            # A rate limit keeps it, and it waits in the index by now.
+            self.waiting_calls += 1
+        else:
+            del self.waiting[task.id]
+        return planned
+
+    def _has_to_itself(self, task: Task) -> bool:
+        """Tell whether a task would be the only one to be ready, in a project that may start it."""
+        index, project_id = self.index, task.project_id
+        offers = index.offers
+        if offers.has_ready or offers.are_nodes_shut or offers.are_tasks_shut:
+            return False
+        if project_id in index.projects or task.id in self.waiting:
+            return False
+        project = self._projects.get(project_id)
+        if project is None or project.status not in WORKING:
+            return False
+        if task.parent_id is not None:
+            # Its task counts for the project already.
+            return True
+        active = self.in_flight.active.get(project_id, 0)
+        used = self.usage.tokens.get(project_id, 0) + self.in_flight.reserved.get(project_id, 0)
+        return not is_held(project, active=active, used=used)
+
+    def load_call(self, attempt: InFlightAttempt) -> None:
+        """Count a call that an earlier state has started."""
+        task = attempt.task
+        self.index.take_permit(attempt.agent_id, lane_kind(task))
+        self.index.take_upstream(task.target or "")
+        self.in_flight.add(attempt)
+        self.slots.count(attempt.slot)
+
+    def withdraw_call(self, call_id: str, now: float) -> None:
+        """Forget a call as if it had not come: it went away, or goes elsewhere."""
+        attempt = self.in_flight.calls.get(call_id)
+        if attempt is None:
+            self._unqueue(call_id)
+        else:
+            self._take_back(attempt, now)
+
+    def end_call(
+        self,
+        call_id: str,
+        now: float,
+        *,
+        tokens: int,
+        has_freed: bool,
+        micro_usd: int = 0,
+        is_done: bool = True,
+    ) -> None:
+        """Free what a call had, and count what it used; one that is not in flight is forgotten.
+
+        What a call of a task used counts for the task, and comes into the share with its end.
+        """
+        attempt = self.in_flight.calls.get(call_id)
+        if attempt is None:
+            self._unqueue(call_id)
+            return
+        self._free_capacity(attempt, now)
+        self.tick += 1
+        task = attempt.task
+        share = micro_usd if self.settings.is_shared_by_usd else tokens
+        if task.parent_id is None:
+            self.usage.add(task.project_id, now, tokens=share, completed=int(is_done))
+        else:
+            self.in_flight.add_tokens(task.parent_id, share)
+        if tokens > attempt.rate_tokens:
+            limits = self.rate_limits_on(task, attempt.slot, attempt.agent_id)
+            self.rates.count_more(limits, tokens=tokens - attempt.rate_tokens, now=now)
+        for part in self.parking.wake(task, has_freed=has_freed):
+            self.open(part)
+
     def forget(self, task_id: str, now: float) -> None:
         """Drop a task that the store no longer has."""
         attempt = self.in_flight.get(task_id)
@@ -1281,7 +1615,8 @@ class DispatchState:
         self.tick += 1
         task, progress = attempt.task, record.progress
         is_done = record.task.status is TaskStatus.DONE
-        self.usage.add(task.project_id, now, tokens=progress.share_tokens, completed=int(is_done))
+        share = self._in_share(progress.share_tokens, record.micro_usd or 0)
+        self.usage.add(task.project_id, now, tokens=share, completed=int(is_done))
         tokens = progress.reported_tokens or 0
         if progress.is_claimed:
             tokens = min(tokens, progress.share_tokens)
@@ -1300,19 +1635,25 @@ class DispatchState:
     def _take_back(self, attempt: InFlightAttempt, now: float) -> None:
         """Undo an attempt that never began."""
         self._free_capacity(attempt, now)
-        self.usage.add(attempt.task.project_id, now, started=-1)
+        if attempt.task.parent_id is None:
+            self.usage.add(attempt.task.project_id, now, started=-1)
 
     def _free_capacity(self, attempt: InFlightAttempt, now: float) -> None:
         self.in_flight.remove(attempt)
-        self.index.give_back_permit(attempt.agent_id)
+        self.slots.count(attempt.slot)
+        task = attempt.task
+        if task.is_call:
+            self.index.give_back_upstream(task.target or "")
+        self.index.give_back_permit(attempt.agent_id, lane_kind(task))
         self.workers.settle(attempt, now)
 
-    def _queue(self, record: TaskRecord, now: float) -> None:
+    def _queue(self, record: TaskRecord, now: float, hold: HoldOf | None = None) -> None:
         task, progress = record.task, record.progress
-        waiting = Waiting(task, record.terms, progress.attempt, progress.waiting_for)
+        waiting = Waiting(task, record.terms, progress.attempt, progress.waiting_for, hold)
         known = self.waiting.get(task.id)
         if known is not None and not waiting.is_after(known):
             return
+        self.waiting_calls += task.is_call and known is None
         self.waiting[task.id] = waiting
         if task.deadline is not None:
             self._deadlines.set(task.id, task.deadline)
@@ -1326,6 +1667,7 @@ class DispatchState:
         if waiting is None or waiting.waiting_for:
             return
         self.too_large.pop(task_id, None)
+        self.key_waits.pop(task_id, None)
         error = self.parking.refuses(waiting, self._hold)
         if error is not None:
             self.hopeless[task_id] = error
@@ -1337,6 +1679,8 @@ class DispatchState:
         self.index.add(task)
 
     def _hold(self, waiting: Waiting) -> Hold:
+        if waiting.hold is not None:
+            return waiting.hold()
         return self.settings.hold(waiting, self.estimates)
 
     def offer_again(self, task_id: str) -> None:
@@ -1347,11 +1691,13 @@ class DispatchState:
     def _unqueue(self, task_id: str) -> None:
         waiting = self.waiting.pop(task_id, None)
         if waiting is not None:
+            self.waiting_calls -= waiting.task.is_call
             self.index.remove(task_id)
             self._starts.drop(task_id)
             self._deadlines.drop(task_id)
             self.parking.drop(task_id, waiting.task.scopes)
             self.too_large.pop(task_id, None)
+            self.key_waits.pop(task_id, None)
             self.hopeless.pop(task_id, None)
 
     # Gates that close and open.
@@ -1419,19 +1765,31 @@ class DispatchState:
     # Decisions.
 
     def plan(self, now: float, *, most: int) -> list[Planned]:
-        """Decide a round; what is planned is in flight from now on, until it is refused."""
+        """Decide a round; what is planned is in flight from now on, until it is refused.
+
+        With `most` 0 only calls are planned.
+        """
         planned: list[Planned] = []
         while not self.settings.is_paused:
-            room = most - len(planned)
+            room = max(0, most - sum(not one.task.is_call for one in planned))
+            left = self.settings.max_inflight - len(self.in_flight)
+            self.index.set_tasks_left(min(left, room))
             has_capacity = self.index.begin_round(self.in_flight.free_capacity())
-            if not len(self.index) or room <= 0 or not has_capacity:
+            if not len(self.index) or not has_capacity:
                 return planned
+            state = self.state(now, max_started=room)
+            turns = None
+            offers = self.index.offers
             # Who waits for a node with free capacity has not left, though it is not asked now.
-            if not self.index.offers.are_nodes_shut:
-                self._forgive(self.state(now, max_started=room), now)
-            decided = Round(self.index, self.state(now, max_started=room), self._share_tokens)
+            if not offers.are_nodes_shut and not offers.are_tasks_shut:
+                turns = self._forgive(state, now)
+            decided = Round(self.index, state, self._share_of, turns)
             chosen = zip(decided.run(), decided.choices, strict=True)
-            accepted = [one for pair in chosen if (one := self._plan_attempt(*pair, now))]
+            accepted = [
+                one
+                for action, choice in chosen
+                if (one := self._plan_action(action, choice, now)) is not None
+            ]
             planned += accepted
             # What met a rate limit has left its permit to others, who are asked at once.
             if len(accepted) == len(decided.actions):
@@ -1454,7 +1812,10 @@ class DispatchState:
         if record is None:
             self._unqueue(task_id)
             return None
-        self.observe(record, now)
+        if planned.hold_of is None:
+            self.observe(record, now)
+        else:
+            self.observe_call(record, planned.hold_of, now)
         if refused is None or task_id not in self.waiting:
             return None
         verdict = self.parking.judge(planned.task, refused, planned.terms, now=now)
@@ -1508,10 +1869,13 @@ class DispatchState:
             now=now,
         )
 
-    def _forgive(self, state: SchedulerState, now: float) -> None:
-        """Note which projects take part now, and what those that join are forgiven."""
+    def _forgive(self, state: SchedulerState, now: float) -> list[Turn] | None:
+        """Note which projects take part now, and what those that join are forgiven.
+
+        Return their turns, if that was looked at.
+        """
         if state.max_lag_tokens is None:
-            return
+            return None
         turns = eligible_turns(self.index, state)
         for turn in turns:
             tokens = turn.forgiven - state.project_forgiven.get(turn.project.id, 0)
@@ -1520,24 +1884,42 @@ class DispatchState:
                 known = self.forgiven_now.get(turn.project.id, 0)
                 self.forgiven_now[turn.project.id] = known + tokens
         self.present = [turn.project.id for turn in turns]
+        return turns
 
-    def _plan_attempt(self, action: AssignAction, choice: Choice, now: float) -> Planned | None:
+    def _plan_action(self, action: AssignAction, choice: Choice, now: float) -> Planned | None:
         waiting = self.waiting[action.task_id]
+        planned = self._plan_attempt(waiting, action.agent_id, choice, now)
+        if planned is not None:
+            self._unqueue(action.task_id)
+        return planned
+
+    def _plan_attempt(
+        self, waiting: Waiting, agent_id: str, choice: Choice, now: float
+    ) -> Planned | None:
         task, terms = waiting.task, waiting.terms
         hold = self._hold(waiting)
         share = self._share_tokens(task)
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
         tokens = hold.tokens.amount if is_known else share
-        slot = task.slot
+        slot, key_rule = task.slot, ""
         if slot is None and task.provider is not None:
-            slot = self._chosen_slot(task, task.provider, tokens, now)
+            slot, key_rule = self._chosen_slot(task, task.provider, tokens, now)
             if slot is None:
-                self._give_back_permit(action.agent_id, now)
+                self._give_back_permit(agent_id, task, now)
                 return None
-        limits = self.rate_limits_on(task, slot, action.agent_id)
+        elif slot is not None and self.slots.is_full(slot):
+            # Another of the same round has taken the last permit.
+            self._give_back_permit(agent_id, task, now)
+            self.index.add(task)
+            return None
+        if self.rooms and not self.rooms.take(task.target or "", now):
+            self._give_back_permit(agent_id, task, now)
+            self.index.add(task)
+            return None
+        limits = self.rate_limits_on(task, slot, agent_id)
         no_room = self.rates.reached(limits, tokens=tokens, now=now) if limits else None
         if no_room is not None:
-            self._give_back_permit(action.agent_id, now)
+            self._give_back_permit(agent_id, task, now)
             self._limit(task, no_room, now)
             return None
         if self.tuning is not None:
@@ -1548,28 +1930,44 @@ class DispatchState:
                 queue_depth=self.index.depth_micro / MICRO,
             )
         number = waiting.attempt + 1
-        is_pull = task.target in self.settings.pull_targets
-        node_id = self.in_flight.node_for_next(action.agent_id if is_pull else "")
+        node_id = ""
+        if not task.is_call:
+            is_pull = task.target in self.settings.pull_targets
+            node_id = self.in_flight.node_for_next(agent_id if is_pull else "")
         seconds = terms.attempt_seconds
-        attempt = InFlightAttempt(
-            task, number, action.agent_id, node_id, share, tokens, slot, seconds
-        )
+        counted = self._in_share(share, hold.micro_usd.amount)
+        attempt = InFlightAttempt(task, number, agent_id, node_id, counted, tokens, slot, seconds)
         self.in_flight.add(attempt)
+        self.slots.count(slot)
         self.workers.start(attempt, now)
-        self.usage.add(task.project_id, now, started=1)
-        self._unqueue(task.id)
+        if task.parent_id is None:
+            self.usage.add(task.project_id, now, started=1)
         return Planned(
             task=task,
             terms=terms,
             attempt=number,
-            agent_id=action.agent_id,
+            agent_id=agent_id,
             node_id=node_id,
             share_tokens=share,
             hold=hold,
             rate_charges=self.rates.count(limits, tokens=tokens, now=now),
             slot=None if task.provider is None else slot,
             choice=choice,
+            key_rule=key_rule,
+            hold_of=waiting.hold,
         )
+
+    def _in_share(self, tokens: int, micro_usd: int) -> int:
+        """Return what work counts in the share of its project, in the unit of the shares."""
+        if not self.settings.is_shared_by_usd:
+            return tokens
+        return micro_usd or self.settings.default_tokens
+
+    def _share_of(self, task: Task) -> int:
+        """Return what an attempt at a waiting task counts in the share of its project."""
+        if not self.settings.is_shared_by_usd:
+            return self._share_tokens(task)
+        return self._in_share(0, self._hold(self.waiting[task.id]).micro_usd.amount)
 
     def _share_tokens(self, task: Task) -> int:
         """Return what an attempt at a waiting task counts in the share of its project."""
@@ -1579,18 +1977,28 @@ class DispatchState:
             learned = self.estimates.median(kind, Unit.TOKENS)
         return tokens_charged(task, self.settings.default_tokens, learned=learned)
 
-    def _give_back_permit(self, agent_id: str, now: float) -> None:
-        self.index.give_back_permit(agent_id)
+    def _give_back_permit(self, agent_id: str, task: Task, now: float) -> None:
+        if task.is_call:
+            self.index.give_back_upstream(task.target or "")
+        self.index.give_back_permit(agent_id, lane_kind(task))
         self.workers.refresh(agent_id, now)
 
-    def _chosen_slot(self, task: Task, provider: str, tokens: int, now: float) -> str | None:
-        """Return the slot for a task that leaves it open; without one, the task waits."""
+    def _chosen_slot(
+        self, task: Task, provider: str, tokens: int, now: float
+    ) -> tuple[str | None, str]:
+        """Return the slot for a task that leaves it open, and the rule; without, it waits."""
         too_small: dict[str, NoRoom] = {}
-        while (slot := self.slots.choose(provider, task.project_id, without=too_small)) is not None:
+        while (choice := self._choose_slot(task, provider, too_small, now)) is not None:
+            if isinstance(choice, KeyWait):
+                self.key_waits[task.id] = choice
+                # Another slot may open before.
+                self._starts.set(task.id, min(choice.until, now + ASIDE_SECONDS))
+                return None, ""
+            slot = choice.slot
             limits = self.rates.limits_on(("slot", slot))
             no_room = self.rates.reached(limits, tokens=tokens, now=now)
             if no_room is None:
-                return slot
+                return choice
             if no_room.until is None:
                 too_small[slot] = no_room
             else:
@@ -1601,7 +2009,16 @@ class DispatchState:
             self._set_aside(task, no_room, now + min(no_room.limit.window_seconds, ASIDE_SECONDS))
         else:
             self.index.add(task)
-        return None
+        return None, ""
+
+    def _choose_slot(
+        self, task: Task, provider: str, without: Collection[str], now: float
+    ) -> KeyChoice | KeyWait | None:
+        if task.is_call and self.choose_key is not None:
+            found = self.slots.open_slots(provider, task.project_id, without=without)
+            return self.choose_key(task, found, self.in_flight.by_slot, now) if found else None
+        slot = self.slots.choose(provider, task.project_id, without=without)
+        return None if slot is None else KeyChoice(slot, "")
 
     def rate_limits_on(self, task: Task, slot: str | None, agent_id: str) -> list[RateLimit]:
         """Return every limit that an attempt at a task counts for."""
@@ -1609,6 +2026,9 @@ class DispatchState:
             return []
         entry = self.index.agents.get(agent_id)
         agent_type = None if entry is None else entry.agent.agent_type
+        if task.parent_id is not None:
+            # It counts for the type of its agent with its task.
+            agent_type = None
         return self.rates.limits_on(
             ("agent_type", agent_type), ("target", task.target), ("slot", slot)
         )
@@ -1658,15 +2078,21 @@ class DispatchState:
         before = self.settings
         if len(self.waiting) > MAX_REBUILT and _differ(before, settings, *_ORDERS):
             return True
-        return _differ(before, settings, "usage_window_hours")
+        return _differ(before, settings, "usage_window_hours", "is_shared_by_usd")
 
     def refit(self, settings: DispatchSettings) -> None:
         """Decide by other settings from now on."""
         before, self.settings = self.settings, settings
+        self._projects = {project.id: project for project in settings.projects}
         if _differ(before, settings, *_ORDERS):
             self._rebuild_index()
         if _differ(before, settings, "agents", "max_per_agent_inflight"):
             self._set_agents(before)
+        if _differ(before, settings, "upstream_permits", "upstream_slots", "slot_permits"):
+            self._set_upstreams(before.upstream_permits)
+        for target in sorted(settings.remote_targets ^ before.remote_targets):
+            is_known = target in before.remote_targets
+            self.rooms.set(target, None if is_known else 0, ROOM_UNKNOWN)
         if _differ(before, settings, "alpha", "auto_tune"):
             self.tuning = _tuning(settings)
         if _differ(before, settings, "rate_limits"):
@@ -1675,12 +2101,29 @@ class DispatchState:
             self.ask_budgets_again()
         self.set_pauses(settings.pauses())
 
+    def _set_upstreams(self, before: Mapping[str, int]) -> None:
+        """Bound calls by other permits, and let them use other slots; what is in flight counts."""
+        permits = self.settings.upstream_permits
+        for target in before:
+            if target not in permits:
+                self.index.drop_upstream(target)
+        used = Counter(attempt.task.target or "" for attempt in self.in_flight.calls.values())
+        for target, most in permits.items():
+            self.index.set_upstream(target, most - used[target])
+        self.slots.upstreams = self.settings.upstream_slots
+        self.slots.permits = self.settings.slot_permits
+        self.slots.set(tuple(self.slots.standings.values()))
+
     def _rebuild_index(self) -> None:
         old, new = self.index, self.settings.new_index()
         new.remember_served(old.served())
         for entry in old.agents:
-            new.set_agent(entry.agent, inflight=entry.inflight)
+            new.set_agent(entry.agent, inflight=0)
             new.set_workers(entry.agent.id, old.agents.workers(entry.agent.id))
+        for target, free in old.offers.upstreams.items():
+            new.set_upstream(target, free)
+        for attempt in self.in_flight.all():
+            new.take_permit(attempt.agent_id, lane_kind(attempt.task))
         for agent_type, no_room in self.limited.items():
             new.limit_agent_type(agent_type, no_room.until)
         for closure in self.closures.shown():
@@ -1745,7 +2188,7 @@ class DispatchState:
         if waiting is None:
             return None
         task, refusals = waiting.task, self.parking.refusals
-        scopes = _charged(task.scopes)
+        scopes = charged_by(task.scopes)
         own = {GatePart("scope", scope) for scope in scopes}
         limited = {
             refused.unit

@@ -32,6 +32,10 @@ MAX_KINDS = 1_000
 FEW_SAMPLES = 20
 """With fewer samples than these nothing is known of the tail, so the largest one counts."""
 
+MANY_SAMPLES = 256
+LATE_SAMPLES = 16
+"""With so many samples an estimate is made anew after so many more, and whenever one is above."""
+
 DEFAULT_QUANTILE = 0.95
 SILENT_AFTER = 3
 """After so many successes without a number, a kind counts as one that reports nothing.
@@ -59,13 +63,18 @@ class Kind(NamedTuple):
 
     def levels(self) -> list[Kind]:
         """Return the kinds that tell something of this one, the closest first."""
-        coarser = [Kind(self.project_id, self.name), Kind("", self.name)]
-        return [self, *coarser] if self.action else coarser
+        everywhere = Kind("", self.name)
+        if not self.action:
+            return [self, everywhere]
+        return [self, Kind(self.project_id, self.name), everywhere]
 
     @property
     def text(self) -> str:
         """The kind as one text, which no other kind has."""
-        return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in self])
+        if "%" in self.project_id or "/" in self.project_id or "%" in self.name or "/" in self.name:
+            return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in self])
+        action = self.action.replace("%", "%25").replace("/", "%2F") if self.action else ""
+        return f"{self.project_id}/{self.name}/{action}"
 
 
 class SilentKind(NamedTuple):
@@ -224,16 +233,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def feed(self, learned: Learned, *, is_own: bool) -> None:
         """Add to what is known of a kind; that it says nothing is known of its own kind alone."""
-        units = (
-            (Unit.MICRO_USD, self.micro_usd, self.held_micro_usd),
-            (Unit.TOKENS, self.tokens, self.held_tokens),
-        )
-        for unit, used, held in units:
-            sketch = learned.sketch(unit)
-            if self._tells(used):
-                sketch.add(used or 0, is_overrun=0 < held < (used or 0))
-            elif is_own and self._is_missing(unit, used):
-                sketch.miss()
+        for unit, sketch, used, held in (
+            (Unit.MICRO_USD, learned.micro_usd, self.micro_usd, self.held_micro_usd),
+            (Unit.TOKENS, learned.tokens, self.tokens, self.held_tokens),
+        ):
+            if used is None:
+                if is_own and self._is_missing(unit, used):
+                    sketch.miss()
+            elif self._tells(used):
+                sketch.add(used, is_overrun=0 < held < used)
 
     def _tells(self, used: int | None) -> bool:
         # Nothing used, by work that failed, says nothing of what a success costs.
@@ -245,12 +253,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def says_something(self) -> bool:
         """Whether there is anything to learn from it."""
+        if self._tells(self.tokens) or self._tells(self.micro_usd):
+            return True
         units = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
-        return any(self._tells(used) or self._is_missing(unit, used) for unit, used in units)
+        return any(self._is_missing(unit, used) for unit, used in units)
 
     def kinds(self, kind: Kind) -> list[Kind]:
         """Return the kinds that learn from it; only priced costs are shared between projects."""
-        return [one for one in kind.levels() if one.project_id or self.is_priced]
+        levels = kind.levels()
+        return levels if self.is_priced else [one for one in levels if one.project_id]
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -418,7 +429,8 @@ class Estimates:
                 self._count_action(one)
             # The last one in is the one that was fed last.
             known[one] = learned
-            self._found.pop(one, None)
+            if not _says_little(sample, learned):
+                self._found.pop(one, None)
             sample.feed(learned, is_own=one == kind)
 
     def silent_kinds(self) -> list[SilentKind]:
@@ -464,6 +476,10 @@ class Estimates:
         is_probe = any(one.basis is Basis.PROBE for one in found)
         counted = Kind(kind.project_id, kind.name) if is_probe else kind
         return Hold(micro_usd=found[0], tokens=found[1], kind=counted.text)
+
+    def estimate(self, kind: Kind, unit: Unit, *, reserve: Reserve) -> Estimate:
+        """Return what an attempt at a kind of work is to hold in a unit of which nobody spoke."""
+        return self._unknown(kind, unit, None, DEFAULT_QUANTILE, reserve)
 
     def _unknown(
         self, kind: Kind, unit: Unit, default: Estimate | None, quantile: float, reserve: Reserve
@@ -539,6 +555,22 @@ class Estimates:
         left = self._actions.pop(kind[:2], 0) - bool(kind.action)
         if left > 0:
             self._actions[kind[:2]] = left
+
+
+def _says_little(sample: Sample, learned: Learned) -> bool:
+    """Tell whether estimates may stay as they are: one more of many changes next to nothing."""
+    for sketch, used, held in (
+        (learned.micro_usd, sample.micro_usd, sample.held_micro_usd),
+        (learned.tokens, sample.tokens, sample.held_tokens),
+    ):
+        if used is None:
+            is_little = not sketch.silent
+        else:
+            is_known = sketch.count >= MANY_SAMPLES and sketch.count % LATE_SAMPLES > 0
+            is_little = is_known and used <= sketch.largest and not 0 < held < used
+        if not is_little:
+            return False
+    return True
 
 
 def _beside_claim(without: Estimate, said: int, least: int) -> Estimate:

@@ -39,19 +39,33 @@ class Turn:
     @property
     def is_held(self) -> bool:
         """Whether a limit of its own keeps the project from being given anything."""
-        return self.is_at_cap or self.is_over_budget
+        return is_held(self.project, active=self.active, used=self.used)
 
     @property
     def is_over_budget(self) -> bool:
         """Whether the project has used its token budget."""
-        limit = self.project.budget_limit
-        return limit is not None and self.used >= limit
+        return is_over_budget(self.project, self.used)
 
     @property
     def is_at_cap(self) -> bool:
         """Whether the project runs as many agents as it may."""
-        cap = self.project.max_concurrent_agents
-        return cap is not None and self.active >= cap
+        return is_at_cap(self.project, self.active)
+
+
+def is_held(project: Project, *, active: int, used: int) -> bool:
+    """Tell whether a limit of its own keeps a project from being given anything."""
+    return is_at_cap(project, active) or is_over_budget(project, used)
+
+
+def is_over_budget(project: Project, used: int) -> bool:
+    """Tell whether a project has used its token budget."""
+    return project.budget_limit is not None and used >= project.budget_limit
+
+
+def is_at_cap(project: Project, active: int) -> bool:
+    """Tell whether a project runs as many agents as it may."""
+    cap = project.max_concurrent_agents
+    return cap is not None and active >= cap
 
 
 def total_tokens(state: SchedulerState) -> int:
@@ -275,47 +289,24 @@ class UsageRow(msgspec.Struct, frozen=True, kw_only=True):
     forgiven: int = 0
 
 
-class _Totals:
-    __slots__ = ("completed", "forgiven", "hours", "started", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = self.started = self.completed = self.forgiven = 0
-        self.hours: dict[int, list[int]] = {}
-
-    def add(self, hour: int, tokens: int, started: int, completed: int, forgiven: int) -> None:
-        amounts = self.hours.get(hour)
-        if amounts is None:
-            amounts = self.hours[hour] = [0, 0, 0, 0]
-        amounts[0] += tokens
-        amounts[1] += started
-        amounts[2] += completed
-        amounts[3] += forgiven
-        self._count(tokens, started, completed, forgiven)
-
-    def leave(self, hour: int) -> None:
-        tokens, started, completed, forgiven = self.hours.pop(hour)
-        self._count(-tokens, -started, -completed, -forgiven)
-
-    def _count(self, tokens: int, started: int, completed: int, forgiven: int) -> None:
-        self.tokens += tokens
-        self.started += started
-        self.completed += completed
-        self.forgiven += forgiven
-
-
 class ProjectUsage:
     """Usage, starts, completions and forgiven lag of each project within the window.
 
-    Usage is kept by the hour, and an hour counts until all of it is older than the window.
+    Usage is kept by the hour, and an hour counts until all of it is older than the window. The sums
+    are kept rather than added up, since every decision reads them.
     """
 
     def __init__(self, *, window_hours: int, rows: Iterable[UsageRow] = ()) -> None:
         self._window_seconds = window_hours * SECONDS_PER_HOUR
-        self._projects: dict[str, _Totals] = {}
+        self._hours: dict[str, dict[int, list[int]]] = {}
         self._hour = 0
+        self.tokens: dict[str, int] = {}
+        self.started: dict[str, int] = {}
+        self.completed: dict[str, int] = {}
+        self.forgiven: dict[str, int] = {}
         for row in rows:
-            self._totals(row.project_id).add(
-                row.hour, row.tokens, row.started, row.completed, row.forgiven
+            self._add(
+                row.project_id, row.hour, row.tokens, row.started, row.completed, row.forgiven
             )
 
     def add(
@@ -329,8 +320,7 @@ class ProjectUsage:
         forgiven: int = 0,
     ) -> None:
         """Count something that happened now."""
-        hour = hour_of(now)
-        self._totals(project_id).add(hour, tokens, started, completed, forgiven)
+        self._add(project_id, hour_of(now), tokens, started, completed, forgiven)
 
     def roll(self, now: float) -> None:
         """Leave out what is older than the window."""
@@ -339,35 +329,42 @@ class ProjectUsage:
             return
         self._hour = hour
         oldest = hour - self._window_seconds
-        for totals in self._projects.values():
-            for old in [start for start in totals.hours if start < oldest]:
-                totals.leave(old)
+        for project_id, hours in self._hours.items():
+            for old in [start for start in hours if start < oldest]:
+                self._count(project_id, *(-amount for amount in hours.pop(old)))
 
-    @property
-    def tokens(self) -> dict[str, int]:
-        """The tokens used, by project."""
-        return {name: totals.tokens for name, totals in self._projects.items()}
+    def _add(
+        self,
+        project_id: str,
+        hour: int,
+        tokens: int,
+        started: int,
+        completed: int,
+        forgiven: int,
+    ) -> None:
+        hours = self._hours.get(project_id)
+        if hours is None:
+            hours = self._hours[project_id] = {}
+        amounts = hours.get(hour)
+        if amounts is None:
+            amounts = hours[hour] = [0, 0, 0, 0]
+        amounts[0] += tokens
+        amounts[1] += started
+        amounts[2] += completed
+        amounts[3] += forgiven
+        self._count(project_id, tokens, started, completed, forgiven)
 
-    @property
-    def started(self) -> dict[str, int]:
-        """The tasks started, by project."""
-        return {name: totals.started for name, totals in self._projects.items()}
-
-    @property
-    def completed(self) -> dict[str, int]:
-        """The tasks done, by project."""
-        return {name: totals.completed for name, totals in self._projects.items()}
-
-    @property
-    def forgiven(self) -> dict[str, int]:
-        """The tokens of lag that were forgiven, by project."""
-        return {name: totals.forgiven for name, totals in self._projects.items()}
-
-    def _totals(self, project_id: str) -> _Totals:
-        totals = self._projects.get(project_id)
-        if totals is None:
-            totals = self._projects[project_id] = _Totals()
-        return totals
+    def _count(
+        self, project_id: str, tokens: int, started: int, completed: int, forgiven: int
+    ) -> None:
+        if tokens:
+            self.tokens[project_id] = self.tokens.get(project_id, 0) + tokens
+        if started:
+            self.started[project_id] = self.started.get(project_id, 0) + started
+        if completed:
+            self.completed[project_id] = self.completed.get(project_id, 0) + completed
+        if forgiven:
+            self.forgiven[project_id] = self.forgiven.get(project_id, 0) + forgiven
 
 
 def hour_of(now: float) -> int:

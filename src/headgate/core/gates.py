@@ -2,9 +2,9 @@
 
 A gate is the set of things that a task passes through: its budget scopes with all their
 ancestors, its kind of work, its target, its slot or the provider whose slots it may use, what its
-project may use of these, and where it can run: on the nodes of the service, or, if it is to be
-pulled, at a worker of its agent. Tasks with the same gate are held together, so that a closed one
-costs nothing however many tasks stand behind it.
+project may use of these, and where it can run: on the nodes of the service, if it is to be pulled
+at a worker of its agent, or, if it is a call, at its upstream. Tasks with the same gate are held
+together, so that a closed one costs nothing however many tasks stand behind it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from headgate.core.budgets.scopes import ROOT, Scope, ancestors
 from headgate.core.task import Task
 
 GateKind = Literal[
-    "scope", "kind", "target", "slot", "provider", "grant", "agent", "worker", "node"
+    "scope",
+    "kind",
+    "target",
+    "slot",
+    "provider",
+    "grant",
+    "agent",
+    "worker",
+    "node",
+    "task",
+    "upstream",
 ]
 
 
@@ -38,19 +48,25 @@ class GatePart(NamedTuple):
 
 
 class GateClosure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a part is closed, and the Unix seconds at which it may open, where that is known.
-
-    `cause` and `by` say who closed it, `task_id` which task met with it, and `since` when.
-    """
+    """Why a part is closed, and the Unix seconds at which it may open, where that is known."""
 
     kind: GateKind
+    """`scope`, `target`, `slot` or `provider`."""
     name: str
+    """Which one. The scope `""` is the root and closes everything."""
     until: float | None = None
+    """Unix seconds at which it may open, if known."""
     why: str = ""
+    """For people."""
     cause: ClosureCause = ""
+    """Who closed it: `worker`, `target`, `provider`, `operator`, `settings`, `budget` or `rate`. It
+    changes no plan."""
     by: str = ""
+    """The worker, target or scope that did."""
     task_id: str = ""
+    """The task that met with it."""
     since: float | None = None
+    """Unix seconds at which it was closed."""
 
     @property
     def part(self) -> GatePart:
@@ -64,11 +80,21 @@ NODES = GatePart("node", "")
 ANY_WORKER = GatePart("worker", "")
 """What tasks pass through that any agent with a worker may take."""
 
-OFFERED = frozenset(("node", "worker"))
+TASKS = GatePart("task", "")
+"""What everything passes through that counts as a task in flight: all but calls."""
+
+OFFERED = frozenset(("node", "worker", "task", "upstream"))
 """The kinds whose parts are open while permits are offered; nobody closes them by a closure."""
 
 GateKey = tuple[
-    str, str | None, str | None, tuple[str, ...], str | None, str | None, tuple[Unit, ...]
+    str,
+    str | None,
+    str | None,
+    tuple[str, ...] | None,
+    str | None,
+    str | None,
+    tuple[Unit, ...],
+    bool,
 ]
 
 Shut = Callable[[GatePart], "GateClosure | None"]
@@ -78,7 +104,10 @@ Shut = Callable[[GatePart], "GateClosure | None"]
 def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
     """Return what tasks of the same gate have in common.
 
-    The fifth is who may pull them, the last are the units for which nobody gave an estimate.
+    A call of a running task draws on what its task holds, and one that is free needs nothing, so no
+    budget keeps them out: the fourth is None for them, and not their scopes. The fifth is who may
+    pull them, the seventh are the units for which nobody gave an estimate, and the last tells
+    whether they are calls.
     """
     puller = (task.agent_id or "") if task.target in pull_targets else None
     has_tokens = task.estimate_tokens is not None and not task.has_claims
@@ -86,7 +115,16 @@ def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
         unknown = _NONE if has_tokens else _TOKENS
     else:
         unknown = _DOLLARS if has_tokens else _BOTH
-    return (task.project_id, task.target, task.slot, task.scopes, puller, task.provider, unknown)
+    return (
+        task.project_id,
+        task.target,
+        task.slot,
+        None if task.parent_id is not None or task.is_free else task.scopes,
+        puller,
+        task.provider,
+        unknown,
+        task.is_call,
+    )
 
 
 _NONE: tuple[Unit, ...] = ()
@@ -146,13 +184,16 @@ def kind_part(task: Task, refused: Refused) -> GatePart:
     return kind.part
 
 
+@lru_cache(maxsize=1_024)
 def gate_parts(key: GateKey) -> frozenset[GatePart]:
     """List everything whose closing closes this gate.
 
     The root of the budget tree, the empty scope, stands above every task.
     """
-    project_id, target, slot, scopes, puller, provider, unknown = key
-    charged = {ROOT, *(above for scope in scopes for above in ancestors(Scope(scope)))}
+    project_id, target, slot, scopes, puller, provider, unknown, is_call = key
+    charged: set[Scope] = set()
+    if scopes is not None:
+        charged = {ROOT, *(above for scope in scopes for above in ancestors(Scope(scope)))}
     parts = {GatePart("scope", scope) for scope in charged}
     for unit in unknown:
         kinds = [KindPart(project_id, target or "", unit.value, scope) for scope in charged]
@@ -164,6 +205,10 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
     elif provider is not None:
         granted = GrantPart(project_id, "", provider)
         parts.update((GatePart("provider", provider), granted.part))
+    if is_call:
+        parts.add(GatePart("upstream", target or ""))
+        return frozenset(parts)
+    parts.add(TASKS)
     parts.add(NODES if puller is None else GatePart("worker", puller))
     if puller:
         parts.add(GatePart("agent", puller))
@@ -173,12 +218,13 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
 class Gate:
     """One gate of the index, with whatever closes it at the moment."""
 
-    __slots__ = ("closed_by", "is_pull", "key", "parts", "serial")
+    __slots__ = ("closed_by", "is_call", "is_pull", "key", "parts", "serial")
 
     def __init__(self, key: GateKey, serial: int) -> None:
         self.key = key
         self.serial = serial
         self.is_pull = key[4] is not None
+        self.is_call = key[7]
         self.parts = gate_parts(key)
         self.closed_by: dict[GatePart, GateClosure] = {}
 
@@ -208,6 +254,13 @@ class GateTable:
                 if closure is not None:
                     gate.closed_by[part] = closure
         return gate
+
+    def is_open(self, key: GateKey) -> bool:
+        """Tell whether the gate of this key is open, or would be if anybody waited behind it."""
+        parts = gate_parts(key)
+        if self._closures and not self._closures.keys().isdisjoint(parts):
+            return False
+        return all(part.kind not in OFFERED or self._shut(part) is None for part in parts)
 
     def behind(self, part: GatePart) -> list[Gate]:
         """Return the gates that a part closes now."""

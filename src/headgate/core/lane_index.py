@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
 from operator import attrgetter
@@ -17,9 +18,25 @@ from typing import Protocol
 
 import msgspec
 
-from headgate.core.gates import ANY_WORKER, NODES, Gate, GateClosure, GatePart, GateTable, gate_key
+from headgate.core.gates import (
+    ANY_WORKER,
+    NODES,
+    TASKS,
+    Gate,
+    GateClosure,
+    GatePart,
+    GateTable,
+    gate_key,
+)
 from headgate.core.load import LoadRanking, to_micro_weight
-from headgate.core.snapshot import Agent, AgentState, LanePolicy, SchedulerState, is_due
+from headgate.core.snapshot import (
+    MAX_COUNT,
+    Agent,
+    AgentState,
+    LanePolicy,
+    SchedulerState,
+    is_due,
+)
 from headgate.core.task import Task, TaskStatus
 
 SLACK = 16
@@ -235,6 +252,24 @@ MAX_GATES_LOOKED_AT = 64
 """How many gates of a lane are looked at for its longest wait; the first came first."""
 
 
+class LaneKind(Enum):
+    """What waits in a lane: tasks, calls, or calls that running tasks make.
+
+    Each kind needs other permits, so that none of them stands in the way of another.
+    """
+
+    TASKS = "tasks"
+    CALLS = "calls"
+    CALLS_OF_TASKS = "calls of tasks"
+
+
+def lane_kind(task: Task) -> LaneKind:
+    """Return the kind of lane that a task waits in."""
+    if not task.is_call:
+        return LaneKind.TASKS
+    return LaneKind.CALLS if task.parent_id is None else LaneKind.CALLS_OF_TASKS
+
+
 class Depth:
     """The weight of all tasks that could start, in millionths; the lanes of an index share one."""
 
@@ -247,6 +282,8 @@ class Depth:
 class Lane:
     """The queue of one agent within one project; `owner` None is the project's open lane.
 
+    The calls of an agent wait in a lane of their own, and those that running tasks make in a third.
+
     It counts only work that could start: tasks behind a closed gate are in neither its depth nor
     its oldest wait, so that parked work cannot make a lane look loaded. `served_tick` is when it
     was last served; the decimals order the grants of one tick.
@@ -258,6 +295,7 @@ class Lane:
         "_order",
         "_stock",
         "depth_micro",
+        "kind",
         "owner",
         "project_id",
         "ready",
@@ -273,9 +311,11 @@ class Lane:
         depth: Depth,
         *,
         tracks_ticks: bool,
+        kind: LaneKind = LaneKind.TASKS,
     ) -> None:
         self.project_id = project_id
         self.owner = owner
+        self.kind = kind
         self.size = 0
         self.ready = 0
         self.depth_micro = 0
@@ -479,6 +519,11 @@ def first_idle(agents: Iterable[Agent]) -> Iterable[Agent]:
     return chosen.values()
 
 
+def _as_caller(agent: Agent) -> Agent:
+    """Return an agent as far as its calls go, whose number nobody has bounded."""
+    return msgspec.structs.replace(agent, capacity=MAX_COUNT, accepts_open=False)
+
+
 def _moved(entry: AgentPermits, order: int) -> bool:
     before, entry.order = entry.order, order
     return before != order
@@ -623,45 +668,72 @@ class AgentPool:
 
 
 NODES_SHUT = GateClosure(kind="node", name="", why="every permit of the service is taken")
+TASKS_SHUT = GateClosure(kind="task", name="", why="as many tasks are in flight as may be")
 
 
 class Offers:
-    """The permits that are left, and how many tasks are ready for either kind of them.
+    """The permits that are left, and how many tasks are ready for each kind of them.
 
-    Tasks of pull targets run at workers only, all others on nodes only, and either is a part of
-    every gate: while an agent has no worker with a free permit, what its workers are to pull is
-    parked. Tasks for the nodes are parked for want of a permit only while others could be pulled.
-    Where nobody pulls, a full service simply ends the round, and nothing is parked for it.
+    Tasks of pull targets run at workers only, calls at their upstream, all others on nodes only,
+    and each is a part of every gate: while an agent has no worker with a free permit, what its
+    workers are to pull is parked, and so are calls to an upstream that has no permit left. Tasks
+    for the nodes are parked for want of a permit only while others could be started. Where nobody
+    pulls or calls, a full service simply ends the round, and nothing is parked for it.
     """
 
-    __slots__ = ("_pool", "are_nodes_shut", "is_any_shut", "nodes_left", "plain", "pulled")
+    __slots__ = (
+        "_pool",
+        "are_nodes_shut",
+        "are_tasks_shut",
+        "called",
+        "is_any_shut",
+        "nodes_left",
+        "plain",
+        "pulled",
+        "tasks_left",
+        "upstreams",
+    )
 
     def __init__(self, pool: AgentPool) -> None:
         self._pool = pool
         self.nodes_left: float = math.inf
+        self.tasks_left: float = math.inf
         self.are_nodes_shut = False
+        self.are_tasks_shut = False
         self.is_any_shut = True
         self.plain = 0
         self.pulled = 0
+        self.called = 0
+        self.upstreams: dict[str, int] = {}
+        """The permits left at each upstream that has a bound, by the target of its calls."""
 
     @property
     def has_ready(self) -> bool:
         """Whether anything waits that no gate stops."""
-        return self.plain > 0 or self.pulled > 0
+        return self.plain > 0 or self.pulled > 0 or self.called > 0
 
     @property
     def is_over(self) -> bool:
         """Whether nothing that is ready has a permit to run."""
-        return self.nodes_left <= 0 and not self.pulled
+        if self.called:
+            return False
+        return self.tasks_left <= 0 or (self.nodes_left <= 0 and not self.pulled)
 
     @property
     def must_shut_nodes(self) -> bool:
-        """Whether tasks without a permit stand in the way of others that have one."""
-        return self.nodes_left <= 0 and self.plain > 0 and self.pulled > 0
+        """Whether tasks without a permit of a node stand in the way of others that have one."""
+        return self.nodes_left <= 0 and self.plain > 0 and (self.pulled > 0 or self.called > 0)
+
+    @property
+    def must_shut_tasks(self) -> bool:
+        """Whether tasks stand in the way of calls, while as many are in flight as may be."""
+        return self.tasks_left <= 0 and self.called > 0 and (self.plain > 0 or self.pulled > 0)
 
     def count(self, gate: Gate, tasks: int) -> None:
         """Count tasks that became ready, or fewer of them."""
-        if gate.is_pull:
+        if gate.is_call:
+            self.called += tasks
+        elif gate.is_pull:
             self.pulled += tasks
         else:
             self.plain += tasks
@@ -670,6 +742,10 @@ class Offers:
         """Return what closes a part of an offered kind; None while it is open."""
         if part == NODES:
             return NODES_SHUT if self.are_nodes_shut else None
+        if part == TASKS:
+            return TASKS_SHUT if self.are_tasks_shut else None
+        if part.kind == "upstream":
+            return no_upstream(part.name) if self.upstreams.get(part.name, 1) <= 0 else None
         is_shut = self.is_any_shut if part == ANY_WORKER else not self._pool.workers(part.name)
         return no_worker(part.name) if is_shut else None
 
@@ -677,6 +753,11 @@ class Offers:
 def no_worker(agent_id: str) -> GateClosure:
     """Return what closes the gates of tasks that an agent's workers are to pull."""
     return GateClosure(kind="worker", name=agent_id, why="no worker has a free permit")
+
+
+def no_upstream(target: str) -> GateClosure:
+    """Return what closes the gates of calls to an upstream that has no permit left."""
+    return GateClosure(kind="upstream", name=target, why="every permit of the upstream is taken")
 
 
 AgentFor = Callable[[Lane], AgentPermits | None]
@@ -946,14 +1027,38 @@ FEW = 8
 
 
 class ProjectLanes:
-    """The lanes of one project; `ready` counts the tasks that no gate stops."""
+    """The lanes of one project; `ready` counts the tasks that no gate stops.
 
-    __slots__ = ("chooser", "lanes", "ready")
+    Calls that running tasks make have a chooser of their own: a project that is at its cap may
+    still start those.
+    """
 
-    def __init__(self, chooser: LaneChooser | None) -> None:
+    __slots__ = ("chooser", "lanes", "ready", "tasks_chooser")
+
+    def __init__(self, chooser: LaneChooser | None, tasks_chooser: LaneChooser | None) -> None:
         self.chooser = chooser
-        self.lanes: dict[str | None, Lane] = {}
+        self.tasks_chooser = tasks_chooser
+        self.lanes: dict[tuple[LaneKind, str | None], Lane] = {}
         self.ready = 0
+
+    def chooser_of(self, lane: Lane) -> LaneChooser | None:
+        """Return the chooser that a lane is offered to."""
+        is_of_tasks = lane.kind is LaneKind.CALLS_OF_TASKS
+        return self.tasks_chooser if is_of_tasks else self.chooser
+
+    def best(self, *, tick: int, alpha: float, is_held: bool) -> Lane | None:
+        """Return the lane that goes first; of a project that is held, only a call of a task may.
+
+        Where both choosers have one, the lane goes first that was served longest ago.
+        """
+        usual = self.chooser
+        lane = None if is_held or usual is None else usual.best(tick=tick, alpha=alpha)
+        if self.tasks_chooser is None:
+            return lane
+        of_task = self.tasks_chooser.best(tick=tick, alpha=alpha)
+        if lane is None or of_task is None:
+            return lane or of_task
+        return min(lane, of_task, key=attrgetter("served_tick"))
 
 
 class LaneIndex:
@@ -967,9 +1072,13 @@ class LaneIndex:
         priority_ageing_seconds: float = 0.0,
         counts_inflight: bool = False,
         pull_targets: frozenset[str] = frozenset(),
+        capped_agents: frozenset[str] = frozenset(),
     ) -> None:
         self.policy = policy
         self.agents = AgentPool(counted=counts_inflight)
+        self.callers = AgentPool(counted=True)
+        """The agents as far as their calls go that take none of their permits."""
+        self.capped_agents = capped_agents
         self.offers = Offers(self.agents)
         self._pull_targets = pull_targets
         self._max_wait_ticks = max_wait_ticks
@@ -981,7 +1090,7 @@ class LaneIndex:
         self.gate_lanes: dict[Gate, dict[Lane, None]] = {}
         self.projects: dict[str, ProjectLanes] = {}
         self._owned: dict[str, dict[Lane, None]] = {}
-        self._served: dict[tuple[str, str | None], float] = {}
+        self._served: dict[tuple[str, str | None, LaneKind], float] = {}
         self._latest_served: float = NEVER_SERVED
 
     @classmethod
@@ -993,7 +1102,10 @@ class LaneIndex:
             priority_ageing_seconds=state.priority_ageing_seconds,
             counts_inflight=state.agent_inflight is not None,
             pull_targets=state.pull_targets,
+            capped_agents=state.capped_agents,
         )
+        for target, free in state.upstream_permits.items():
+            index.set_upstream(target, free)
         for agent_id, free in state.worker_permits.items():
             index.set_workers(agent_id, free)
         index.remember_served(state.lane_served)
@@ -1034,7 +1146,7 @@ class LaneIndex:
         # cannot come alive again.
         task = msgspec.structs.replace(task)
         gate = self.gate_of(task)
-        lane = self._lane(task.project_id, task.agent_id)
+        lane = self._lane(task.project_id, task.agent_id, lane_kind(task))
         was_ready = lane.ready > 0
         self._waiting[task.id] = task
         self.gate_lanes.setdefault(gate, {})[lane] = None
@@ -1046,14 +1158,14 @@ class LaneIndex:
 
     def load(self, tasks: Iterable[Task]) -> None:
         """Queue many new tasks, for less than adding each."""
-        groups: dict[tuple[str, str | None, Gate], list[tuple[Rank, Task]]] = {}
+        groups: dict[tuple[str, str | None, LaneKind, Gate], list[tuple[Rank, Task]]] = {}
         for task in tasks:
             gate = self.gate_of(task)
-            group = groups.setdefault((task.project_id, task.agent_id, gate), [])
-            group.append((self._rank(task), task))
+            key = (task.project_id, task.agent_id, lane_kind(task), gate)
+            groups.setdefault(key, []).append((self._rank(task), task))
             self._waiting[task.id] = task
-        for (project_id, owner, gate), ranked in groups.items():
-            lane = self._lane(project_id, owner)
+        for (project_id, owner, kind, gate), ranked in groups.items():
+            lane = self._lane(project_id, owner, kind)
             was_ready = lane.ready > 0
             self.gate_lanes.setdefault(gate, {})[lane] = None
             if lane.size > FEW * len(ranked):
@@ -1070,7 +1182,7 @@ class LaneIndex:
         """Take a task out, planned, cancelled or expired; None if it does not wait."""
         task = self._waiting.pop(task_id, None)
         if task is not None:
-            lane = self.projects[task.project_id].lanes[task.agent_id]
+            lane = self.projects[task.project_id].lanes[lane_kind(task), task.agent_id]
             self._leave(lane, self.gate_of(task), task)
             lane.prune()
         return task
@@ -1083,8 +1195,9 @@ class LaneIndex:
                 parked = lane.park(gate)
                 project.ready -= parked
                 self.offers.count(gate, -parked)
-                if project.chooser is not None:
-                    project.chooser.touch(lane)
+                chooser = project.chooser_of(lane)
+                if chooser is not None:
+                    chooser.touch(lane)
 
     def open(self, part: GatePart) -> None:
         """Offer again what waited for this scope, target or slot alone."""
@@ -1099,7 +1212,24 @@ class LaneIndex:
     def set_agent(self, agent: Agent, *, inflight: int = 0) -> None:
         """Add an agent, or replace what is known of it."""
         self.agents.put(agent, inflight=inflight)
+        caller = self.callers.get(agent.id)
+        if caller is not None:
+            self.callers.put(_as_caller(agent), inflight=caller.inflight)
         self._availability_changed(agent.id)
+
+    def set_upstream(self, target: str, free: int) -> None:
+        """Count the permits that are left at an upstream."""
+        had = self.offers.upstreams.get(target, 1)
+        self.offers.upstreams[target] = free
+        if free <= 0 < had:
+            self.close(no_upstream(target))
+        elif had <= 0 < free:
+            self.open(GatePart("upstream", target))
+
+    def drop_upstream(self, target: str) -> None:
+        """Bound the calls to an upstream no more."""
+        if self.offers.upstreams.pop(target, 1) <= 0:
+            self.open(GatePart("upstream", target))
 
     def set_workers(self, agent_id: str, free: int) -> None:
         """Count the permits that are free at the workers of an agent."""
@@ -1120,28 +1250,58 @@ class LaneIndex:
         if node_capacity > 0 and offers.are_nodes_shut:
             offers.are_nodes_shut = False
             self.open(NODES)
-        self._shut_nodes_if_need_be()
+        self._shut_if_need_be()
         return not offers.is_over
 
-    def give_back_permit(self, agent_id: str) -> None:
-        """Give back one permit of an agent whose task has ended."""
-        entry = self.agents.get(agent_id)
+    def set_tasks_left(self, left: float) -> None:
+        """Say how many more tasks may be in flight; calls are not counted."""
+        offers = self.offers
+        offers.tasks_left = left
+        if left > 0 and offers.are_tasks_shut:
+            offers.are_tasks_shut = False
+            self.open(TASKS)
+        self._shut_if_need_be()
+
+    def give_back_permit(self, agent_id: str, kind: LaneKind = LaneKind.TASKS) -> None:
+        """Give back one permit of an agent whose task or call has ended."""
+        pool = self.pool(agent_id, kind)
+        entry = pool.get(agent_id)
         if entry is not None and entry.inflight > 0:
             was_free = entry.is_free
-            self.agents.give_back(entry)
+            pool.give_back(entry)
             self._availability_changed(agent_id, was_free=was_free)
 
-    def take_permit(self, agent_id: str) -> None:
-        """Count one more task in flight of an agent that was found with it."""
-        entry = self.agents.get(agent_id)
+    def take_permit(self, agent_id: str, kind: LaneKind = LaneKind.TASKS) -> None:
+        """Count one more task or call in flight of an agent that was found with it."""
+        if kind is not LaneKind.TASKS:
+            self._ensure_caller(agent_id)
+        pool = self.pool(agent_id, kind)
+        entry = pool.get(agent_id)
         if entry is not None:
-            self.agents.take_permit(entry)
+            pool.take_permit(entry)
             self._availability_changed(agent_id)
+
+    def pool(self, agent_id: str, kind: LaneKind) -> AgentPool:
+        """Return whose permits a task or call of an agent takes.
+
+        A cap that somebody set on an agent counts its calls as well; the usual one counts tasks.
+        """
+        if kind is LaneKind.TASKS:
+            return self.agents
+        is_capped = kind is LaneKind.CALLS and agent_id in self.capped_agents
+        return self.agents if is_capped else self.callers
+
+    def _ensure_caller(self, agent_id: str) -> None:
+        if self.callers.get(agent_id) is None:
+            known = self.agents.get(agent_id)
+            agent = Agent(id=agent_id) if known is None else known.agent
+            self.callers.put(_as_caller(agent), inflight=0)
 
     def limit_agent_type(self, agent_type: str, until: float | None) -> None:
         """Stop all agents of a type until a time, or let them go on with None."""
-        for entry in self.agents.limit(agent_type, until):
-            self._availability_changed(entry.agent.id)
+        for pool in (self.agents, self.callers):
+            for entry in pool.limit(agent_type, until):
+                self._availability_changed(entry.agent.id)
 
     def agent_for(self, lane: Lane) -> AgentPermits | None:
         """Return the agent that would take the lane's next task, None while none is free."""
@@ -1150,15 +1310,17 @@ class LaneIndex:
             if head is not None and head[1].is_pull:
                 return self.agents.for_open_pull()
             return self.agents.for_open_task()
-        entry = self.agents.get(lane.owner)
+        entry = self.pool(lane.owner, lane.kind).get(lane.owner)
         return entry if entry is not None and entry.is_free else None
 
-    def choose_lane(self, project_id: str, *, tick: int, alpha: float) -> Lane | None:
+    def choose_lane(
+        self, project_id: str, *, tick: int, alpha: float, is_held: bool = False
+    ) -> Lane | None:
         """Return the lane of a project that goes first under the policy."""
         project = self.projects.get(project_id)
-        if project is None or project.chooser is None:
+        if project is None:
             return None
-        return project.chooser.best(tick=tick, alpha=alpha)
+        return project.best(tick=tick, alpha=alpha, is_held=is_held)
 
     def lane_for(self, project_id: str, agent: Agent) -> Lane | None:
         """Return the lane whose head this agent would take: its own, or the open one."""
@@ -1166,7 +1328,7 @@ class LaneIndex:
         if project is None:
             return None
         owners = (agent.id, None) if agent.accepts_open else (agent.id,)
-        lanes = (project.lanes.get(owner) for owner in owners)
+        lanes = (project.lanes.get((LaneKind.TASKS, owner)) for owner in owners)
         heads = [(head[0][:3], lane) for lane in lanes if lane and (head := lane.head())]
         return min(heads)[1] if heads else None
 
@@ -1185,34 +1347,69 @@ class LaneIndex:
             problem = f"lane {lane.project_id}/{lane.owner or ''} has no task to take"
             raise LookupError(problem)
         entry, gate = head
-        # A tick has many grants. If all of them had its number, the lanes of a full round would
-        # stand alike, and the first of them would get whatever is left of it.
+        lane.served_tick = self._next_served(tick)
+        self.pool(agent.agent.id, lane.kind).take_permit(agent)
+        del self._waiting[entry[2]]
+        self._leave(lane, gate, entry[4])
+        if gate.is_call:
+            self.take_upstream(entry[4].target or "")
+        else:
+            self.offers.tasks_left -= 1
+            if gate.is_pull:
+                self.set_workers(agent.agent.id, agent.workers - 1)
+            else:
+                self.offers.nodes_left -= 1
+            self._shut_if_need_be()
+        if not agent.is_free:
+            self._availability_changed(agent.agent.id)
+        return entry[4]
+
+    def take_alone(self, call: Task, *, tick: int) -> tuple[AgentPermits, float] | None:
+        """Plan a call that does not wait, as if it had been added and was the only one to be ready.
+
+        Return its agent and the tick since which its lane has waited; None if it cannot start. Its
+        project must have nothing that waits.
+        """
+        agent_id, kind = call.agent_id or "", lane_kind(call)
+        self._ensure_caller(agent_id)
+        pool = self.pool(agent_id, kind)
+        agent = pool.get(agent_id)
+        if agent is None or not agent.is_free:
+            return None
+        if not self.gates.is_open(gate_key(call, self._pull_targets)):
+            return None
+        lane = (call.project_id, call.agent_id, kind)
+        waiting_since = max(int(self._served.get(lane, NEVER_SERVED)), call.enqueued_tick)
+        self._served[lane] = self._next_served(tick)
+        pool.take_permit(agent)
+        self.take_upstream(call.target or "")
+        if not agent.is_free:
+            self._availability_changed(agent_id)
+        return agent, waiting_since
+
+    def _next_served(self, tick: int) -> float:
+        """Return when the lane is served that is served now.
+
+        A tick has many grants. If all of them had its number, the lanes of a full round would stand
+        alike, and the first of them would get whatever is left of it.
+        """
         latest = self._latest_served
         if not tick <= latest < tick + 1:
             latest = tick
         elif latest < tick + _LAST_GRANT:
             latest += _ONE_GRANT
-        lane.served_tick = self._latest_served = latest
-        self.agents.take_permit(agent)
-        del self._waiting[entry[2]]
-        self._leave(lane, gate, entry[4])
-        if gate.is_pull:
-            self.set_workers(agent.agent.id, agent.workers - 1)
-        else:
-            self.offers.nodes_left -= 1
-            self._shut_nodes_if_need_be()
-        if not agent.is_free:
-            self._availability_changed(agent.agent.id)
-        return entry[4]
+        self._latest_served = latest
+        return latest
 
     def served(self) -> dict[str, dict[str, float]]:
         """Return when each lane was last served, as a snapshot has it."""
         ticks = dict(self._served)
         for owned in self._owned.values():
-            ticks.update(((lane.project_id, lane.owner), lane.served_tick) for lane in owned)
+            for lane in owned:
+                ticks[lane.project_id, lane.owner, lane.kind] = lane.served_tick
         lanes: dict[str, dict[str, float]] = {}
-        for (project_id, owner), tick in ticks.items():
-            if tick != NEVER_SERVED:
+        for (project_id, owner, kind), tick in ticks.items():
+            if tick != NEVER_SERVED and kind is LaneKind.TASKS:
                 lanes.setdefault(project_id, {})[owner or ""] = tick
         return lanes
 
@@ -1220,12 +1417,13 @@ class LaneIndex:
         """Go on from what `served` returned; for an index without tasks."""
         for project_id, owners in lanes.items():
             for owner, tick in owners.items():
-                self._served[project_id, owner or None] = tick
+                self._served[project_id, owner or None, LaneKind.TASKS] = tick
                 self._latest_served = max(self._latest_served, tick)
 
     def remove_agent(self, agent_id: str) -> None:
         """Drop an agent that will not come back, with what is remembered of its lanes."""
         self.agents.remove(agent_id)
+        self.callers.remove(agent_id)
         self._availability_changed(agent_id)
         for key in [key for key in self._served if key[1] == agent_id]:
             del self._served[key]
@@ -1246,19 +1444,40 @@ class LaneIndex:
             return (task.priority * self._ageing_seconds + task.created_at, 0, task.id)
         return (task.priority, 0 if self.policy is None else task.created_at, task.id)
 
-    def _lane(self, project_id: str, owner: str | None) -> Lane:
+    def _lane(self, project_id: str, owner: str | None, kind: LaneKind) -> Lane:
         project = self.projects.get(project_id)
         if project is None:
-            project = self.projects[project_id] = ProjectLanes(self._new_chooser())
-        lane = project.lanes.get(owner)
+            project = self.projects[project_id] = ProjectLanes(self._new_chooser(), None)
+        if kind is not LaneKind.TASKS:
+            self._ensure_caller(owner or "")
+        if kind is LaneKind.CALLS_OF_TASKS and project.tasks_chooser is None:
+            project.tasks_chooser = self._new_chooser()
+        lane = project.lanes.get((kind, owner))
         if lane is None:
             lane = Lane(
-                project_id, owner, self._waiting, self._depth, tracks_ticks=self._tracks_ticks
+                project_id,
+                owner,
+                self._waiting,
+                self._depth,
+                tracks_ticks=self._tracks_ticks,
+                kind=kind,
             )
-            lane.served_tick = self._served.pop((project_id, owner), NEVER_SERVED)
-            project.lanes[owner] = lane
+            lane.served_tick = self._served.pop((project_id, owner, kind), NEVER_SERVED)
+            project.lanes[kind, owner] = lane
             self._owned.setdefault(owner or "", {})[lane] = None
         return lane
+
+    def take_upstream(self, target: str) -> None:
+        """Take a permit of an upstream."""
+        free = self.offers.upstreams.get(target)
+        if free is not None:
+            self.set_upstream(target, free - 1)
+
+    def give_back_upstream(self, target: str) -> None:
+        """Give back a permit of an upstream."""
+        free = self.offers.upstreams.get(target)
+        if free is not None:
+            self.set_upstream(target, free + 1)
 
     def _new_chooser(self) -> LaneChooser | None:
         if self.policy is None:
@@ -1266,7 +1485,7 @@ class LaneIndex:
         return lane_chooser(self.policy, self.agent_for, max_wait_ticks=self._max_wait_ticks)
 
     def _announce(self, lane: Lane, *, was_ready: bool) -> None:
-        chooser = self.projects[lane.project_id].chooser
+        chooser = self.projects[lane.project_id].chooser_of(lane)
         if chooser is None:
             return
         if was_ready:
@@ -1274,10 +1493,13 @@ class LaneIndex:
         else:
             chooser.offer(lane)
 
-    def _shut_nodes_if_need_be(self) -> None:
+    def _shut_if_need_be(self) -> None:
         if self.offers.must_shut_nodes:
             self.offers.are_nodes_shut = True
             self.close(NODES_SHUT)
+        if self.offers.must_shut_tasks:
+            self.offers.are_tasks_shut = True
+            self.close(TASKS_SHUT)
 
     def _availability_changed(self, agent_id: str, *, was_free: bool = False) -> None:
         is_any_shut = not self.agents.pulling
@@ -1289,7 +1511,7 @@ class LaneIndex:
                 self.open(ANY_WORKER)
         # Open lanes are not offered again: a chooser asks who is free for them when it chooses.
         for lane in self._owned.get(agent_id, ()):
-            chooser = self.projects[lane.project_id].chooser
+            chooser = self.projects[lane.project_id].chooser_of(lane)
             if chooser is not None:
                 (chooser.ease if was_free else chooser.offer)(lane)
 
@@ -1300,8 +1522,9 @@ class LaneIndex:
             self.offers.count(gate, -1)
         if lane.forget(gate, task):
             self._unlink(lane, gate)
-        if project.chooser is not None:
-            project.chooser.touch(lane)
+        chooser = project.chooser_of(lane)
+        if chooser is not None:
+            chooser.touch(lane)
         if not lane.size:
             self._drop(lane)
 
@@ -1314,14 +1537,15 @@ class LaneIndex:
 
     def _drop(self, lane: Lane) -> None:
         if lane.served_tick != NEVER_SERVED:
-            self._served[lane.project_id, lane.owner] = lane.served_tick
+            self._served[lane.project_id, lane.owner, lane.kind] = lane.served_tick
         owned = self._owned[lane.owner or ""]
         del owned[lane]
         if not owned:
             del self._owned[lane.owner or ""]
         project = self.projects[lane.project_id]
-        if project.chooser is not None:
-            project.chooser.drop(lane)
-        del project.lanes[lane.owner]
+        chooser = project.chooser_of(lane)
+        if chooser is not None:
+            chooser.drop(lane)
+        del project.lanes[lane.kind, lane.owner]
         if not project.lanes:
             del self.projects[lane.project_id]

@@ -55,12 +55,17 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
 
     def at(self, now: float) -> SlidingCount:
         """Return what still counts at `now`; it has at most `BUCKETS_PER_WINDOW + 1` buckets."""
-        if not self.buckets:
+        buckets = self.buckets
+        if not buckets:
             return self
-        clock = self._number_at(now)
-        newest = self.buckets[-1][0]
+        clock = int(now // (self.window_seconds / BUCKETS_PER_WINDOW))
+        newest = buckets[-1][0]
+        if newest <= clock and clock - BUCKETS_PER_WINDOW <= buckets[0][0]:
+            return self
         shift = clock - newest if newest - clock > BUCKETS_PER_WINDOW else 0
         oldest = max(clock, newest + shift) - BUCKETS_PER_WINDOW
+        if not shift and self.buckets[0][0] >= oldest:
+            return self
         kept = [(number + shift, amount) for number, amount in self.buckets]
         return self._with(tuple(bucket for bucket in kept if bucket[0] >= oldest))
 
@@ -69,7 +74,7 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
         if weight < 0:
             raise InvalidAmountError("weight", f"must be 0 or more, not {weight}")
         buckets = self.at(now).buckets
-        number = self._number_at(now)
+        number = int(now // self.bucket_seconds)
         if not buckets or buckets[-1][0] < number:
             return self._with((*buckets, (number, weight)))
         newest, amount = buckets[-1]
@@ -89,7 +94,9 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
         if needed > limit:
             return None
         present = self.at(now)
-        excess = present.total(now) + needed - limit
+        excess = sum([amount for _, amount in present.buckets]) + needed - limit
+        if excess <= 0:
+            return now
         free_at = now
         for number, amount in present.buckets:
             if excess <= 0:
@@ -97,9 +104,6 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
             excess -= amount
             free_at = self._release_at(number)
         return free_at
-
-    def _number_at(self, now: float) -> int:
-        return int(now // self.bucket_seconds)
 
     def _release_at(self, number: int) -> float:
         return (number + 1 + BUCKETS_PER_WINDOW) * self.bucket_seconds
@@ -195,9 +199,8 @@ class RateTable:
     def reached(self, limits: Iterable[RateLimit], *, tokens: int, now: float) -> NoRoom | None:
         """Return the first limit without room for one more attempt."""
         for limit in limits:
-            room_at = self._counts[limit.id].room_at(
-                limit.amount(tokens), limit=limit.most, now=now
-            )
+            amount, most = limit.amount(tokens), limit.most
+            room_at = self._counts[limit.id].room_at(amount, limit=most, now=now)
             if room_at is None or room_at > now:
                 return NoRoom(limit=limit, until=room_at)
         return None
@@ -206,7 +209,7 @@ class RateTable:
         self, limits: Iterable[RateLimit], *, tokens: int, now: float
     ) -> tuple[RateCharge, ...]:
         """Count an attempt, and return what to keep: its own charges first, one for each limit."""
-        own = tuple(self._record(limit, limit.amount(tokens), now) for limit in limits)
+        own = tuple([self._record(limit, limit.amount(tokens), now) for limit in limits])
         unkept, self._unkept = self._unkept, ()
         return own + unkept
 
@@ -219,7 +222,10 @@ class RateTable:
         """Count an attempt no longer that never began; what it carried is yet to be kept."""
         self._unkept += charges[own:]
         for charge in charges[:own]:
-            count = self._counts[charge.limit_id]
+            count = self._counts.get(charge.limit_id)
+            if count is None:
+                # The settings have changed since.
+                continue
             buckets = tuple(
                 (number, amount - charge.amount if number == charge.bucket else amount)
                 for number, amount in count.buckets
@@ -227,5 +233,6 @@ class RateTable:
             self._counts[charge.limit_id] = msgspec.structs.replace(count, buckets=buckets)
 
     def _record(self, limit: RateLimit, amount: int, now: float) -> RateCharge:
-        count = self._counts[limit.id] = self._counts[limit.id].record(now, amount)
-        return RateCharge(limit_id=limit.id, bucket=count.buckets[-1][0], amount=amount)
+        limit_id = limit.id
+        count = self._counts[limit_id] = self._counts[limit_id].record(now, amount)
+        return RateCharge(limit_id=limit_id, bucket=count.buckets[-1][0], amount=amount)

@@ -83,7 +83,7 @@ class GlobalBudgetExhausted(Reason, frozen=True, kw_only=True, tag="global_budge
 class EverythingPaused(Reason, frozen=True, kw_only=True, tag="paused"):
     """An administrator has paused the whole service; nothing new starts."""
 
-    line = "the scheduler is paused; resume it with headgate resume, or POST /scheduler/resume"
+    line = "the service is paused; headgate service resume ends this"
 
 
 class ProjectUnknown(Reason, frozen=True, kw_only=True, tag="project_unknown"):
@@ -193,6 +193,28 @@ class NodesFull(Cap, frozen=True, kw_only=True, tag="nodes_full"):
     def message(self) -> str:
         """One line for a person."""
         return super().message if self.capacity else "no node of the service takes tasks"
+
+
+class UpstreamFull(Cap, frozen=True, kw_only=True, tag="upstream_full"):
+    """As many calls are in flight at an upstream as may be."""
+
+    lasts = Lasting.OTHERS_MAKE_ROOM
+    line = "upstream {upstream} is busy, with {inflight} of {limit} calls in flight"
+    upstream: str
+    inflight: int
+    limit: int
+
+
+class ClientAway(Reason, frozen=True, kw_only=True, tag="client_away"):
+    """The client of a call was asked to come back, or has gone; its place is kept for a while."""
+
+    lasts = Lasting.A_TIME_COMES
+    until: float
+
+    @property
+    def message(self) -> str:
+        """One line for a person."""
+        return f"its client is away, and its place is kept until {utc_time(self.until)}"
 
 
 class RateLimited(Reason, frozen=True, kw_only=True, tag="rate_limit"):

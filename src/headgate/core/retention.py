@@ -4,8 +4,9 @@ An ended task goes when its time is over, or when more are kept than may be, and
 if nothing needs it any more: no dependant that has yet to read its result, no webhook that has yet
 to be delivered, no run that could be resumed from it. When there are too many, or they take too
 much of the disk, those of the project go that has most of it: refusals before successes, failures
-last. So whoever floods the store pushes its own history out, and nobody else's. Usage outlives
-tasks, because reports look back further than clients do.
+last. So whoever floods the store pushes its own history out, and nobody else's. Ended calls of the
+gateway are kept for a time and up to a number, too, and make room before tasks do. Usage outlives
+both, because reports look back further than clients do.
 
 Rule: a deleted task leaves no row. Ids grow with time, so the highest id that a setting has deleted
 says of every lower one that is not there any more that it was deleted, and by what.
@@ -23,6 +24,8 @@ from headgate.core.task import TERMINAL, TaskStatus
 A_DAY_SECONDS: Final = 86_400.0
 TASK_RETENTION_SECONDS: Final = 7 * A_DAY_SECONDS
 MAX_ENDED_TASKS: Final = 1_000_000
+CALL_RETENTION_SECONDS: Final = 7 * A_DAY_SECONDS
+MAX_ENDED_CALLS: Final = 200_000
 USAGE_KEPT_SECONDS: Final = 400 * A_DAY_SECONDS
 SHARES_KEPT_SECONDS: Final = 30 * A_DAY_SECONDS
 
@@ -146,6 +149,7 @@ class Evicted(msgspec.Struct, frozen=True, kw_only=True):
     """What one step deleted, whether another has more to do at once, and how large the store is."""
 
     tasks: int = 0
+    calls: int = 0
     has_more: bool = False
     size: StoreSize | None = None
 

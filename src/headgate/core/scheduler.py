@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from headgate.core.fair_share import ShareOrder, Turn, forgiven_lag, set_targets, total_tokens
-from headgate.core.lane_index import AgentPermits, Lane, LaneIndex
+from headgate.core.lane_index import AgentPermits, Lane, LaneIndex, LaneKind, lane_kind
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -61,7 +61,8 @@ class Round:
     turn it is: plain fair share. With one, the project comes first, then its lane by the policy,
     then the agent of that lane. The state has the projects and their usage; tasks, agents, gates
     and the history of lanes are in the index. `charge` says what a task counts in the share of its
-    project, where more is known of it than itself says.
+    project, where more is known of it than itself says, and `turns` are those of the state, where
+    somebody has looked at them.
     """
 
     def __init__(
@@ -69,18 +70,20 @@ class Round:
         index: LaneIndex,
         state: SchedulerState,
         charge: Callable[[Task], int] | None = None,
+        turns: list[Turn] | None = None,
     ) -> None:
         self.index = index
         self.state = state
         self._charge = charge
         self.actions: list[AssignAction] = []
         self.choices: list[Choice] = []
-        self.turns = eligible_turns(index, state)
+        self.turns = eligible_turns(index, state) if turns is None else turns
         self.inflight = _inflight(state)
         self.global_used = state.global_tokens_used + sum(state.project_reserved.values())
         self.order = ShareOrder(self.turns, total=_total(self.turns, state))
         self._global_budget = math.inf if state.global_budget is None else state.global_budget
         self._max_inflight = math.inf if state.max_inflight is None else state.max_inflight
+        index.set_tasks_left(self._max_inflight - self.inflight)
         self._usual_rule = LaneRule.AGENT_IN_TURN if index.policy is None else _RULES[index.policy]
 
     @property
@@ -96,10 +99,10 @@ class Round:
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be given to anybody."""
+        offers = self.index.offers
         return (
-            not self.index.agents.free
-            or self.index.offers.is_over
-            or self.inflight >= self._max_inflight
+            (not self.index.agents.free and not offers.called)
+            or offers.is_over
             or self.global_used >= self._global_budget
         )
 
@@ -114,9 +117,9 @@ class Round:
     def _projects_in_turn(self) -> None:
         tick, alpha = self.state.tick, self.state.alpha
         while not self.is_over and (turn := self.order.first()) is not None:
-            lane = None
-            if not turn.is_held:
-                lane = self.index.choose_lane(turn.project.id, tick=tick, alpha=alpha)
+            lane = self.index.choose_lane(
+                turn.project.id, tick=tick, alpha=alpha, is_held=turn.is_held
+            )
             agent = None if lane is None else self.index.agent_for(lane)
             if lane is None or agent is None:
                 # A project that is refused once is refused for the rest of the round: its usage
@@ -154,10 +157,12 @@ class Round:
         self.choices.append(self._choice(turn, lane))
         task = self.index.take(lane, agent, tick=self.state.tick)
         self.actions.append(AssignAction(agent.agent.id, task.id, task.project_id))
-        turn.active += 1
-        self.inflight += 1
-        if self.state.project_started is not None:
-            turn.guaranteed = 1
+        if lane.kind is not LaneKind.CALLS_OF_TASKS:
+            # The task that makes a call is active already.
+            turn.active += 1
+            self.inflight += lane.kind is LaneKind.TASKS
+            if self.state.project_started is not None:
+                turn.guaranteed = 1
         tokens = 0
         if self.state.charge_in_round:
             charge = self._charge
@@ -187,6 +192,14 @@ class Round:
             return self._usual_rule
         is_overdue = self.state.tick - lane.waiting_since() >= most
         return LaneRule.LONGEST_WAIT if is_overdue else self._usual_rule
+
+
+def choice_of_one(
+    policy: LanePolicy, *, tick: int, waiting_since: float, max_wait_ticks: int | None
+) -> Choice:
+    """Return how the one lane was chosen in which anything was ready."""
+    is_overdue = max_wait_ticks is not None and tick - waiting_since >= max_wait_ticks
+    return Choice(lanes=1, rule=LaneRule.LONGEST_WAIT if is_overdue else _RULES[policy], ready=1)
 
 
 def eligible_turns(index: LaneIndex, state: SchedulerState) -> list[Turn]:
@@ -264,16 +277,16 @@ class Explanation:
 
     def reasons_of(self, task: Task) -> tuple[Reason, ...]:
         """Return every rule that keeps the task waiting, widest first; never empty."""
-        found = tuple(self._limits_of_all()) + tuple(self._limits_of_task(task))
+        found = tuple(self._limits_of_all(task)) + tuple(self._limits_of_task(task))
         if found:
             return found
         return (self._behind(task),)
 
-    def _limits_of_all(self) -> Iterator[Reason]:
+    def _limits_of_all(self, task: Task) -> Iterator[Reason]:
         budget, cap = self._state.global_budget, self._state.max_inflight
         if budget is not None and self._round.is_over_global_budget:
             yield GlobalBudgetExhausted(used=self._round.global_used, limit=budget)
-        if cap is not None and self._round.is_at_inflight_cap:
+        if cap is not None and self._round.is_at_inflight_cap and not task.is_call:
             yield InflightCapReached(inflight=self._round.inflight, limit=cap)
 
     def _limits_of_task(self, task: Task) -> Iterator[Reason]:
@@ -295,10 +308,9 @@ class Explanation:
             yield ProjectBudgetExhausted(
                 project_id=project.id, used=turn.used, limit=project.budget_limit
             )
-        if project.max_concurrent_agents is not None and turn.is_at_cap:
-            yield ProjectConcurrencyReached(
-                project_id=project.id, active=turn.active, limit=project.max_concurrent_agents
-            )
+        cap = project.max_concurrent_agents
+        if cap is not None and task.parent_id is None and turn.is_at_cap:
+            yield ProjectConcurrencyReached(project_id=project.id, active=turn.active, limit=cap)
 
     def _gate_reasons(self, task: Task) -> Iterator[Reason]:
         if task.id not in self._index:
@@ -310,13 +322,19 @@ class Explanation:
 
     def _agent_reasons(self, task: Task) -> Iterator[Reason]:
         if task.agent_id is not None:
-            yield from self._own_agent_reasons(task.agent_id)
+            yield from self._own_agent_reasons(task.agent_id, task)
             return
         if self._open_reason is not None:
             yield self._open_reason
 
-    def _own_agent_reasons(self, agent_id: str) -> Iterator[Reason]:
-        entry = self._index.agents.get(agent_id)
+    def _own_agent_reasons(self, agent_id: str, task: Task) -> Iterator[Reason]:
+        pool = self._index.pool(agent_id, lane_kind(task))
+        entry = pool.get(agent_id)
+        if pool is self._index.callers:
+            # Nobody bounds these, so only a pause or a rate limit keeps them.
+            if entry is not None and not entry.is_free:
+                yield _why_not_free(entry)
+            return
         if entry is None:
             yield AgentUnavailable(agent_id=agent_id, state="unknown")
         elif agent_id not in self._free_before:

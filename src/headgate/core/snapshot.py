@@ -47,17 +47,20 @@ class Standing(LenientEnum):
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A share of the fleet: a weight, a cap on concurrent work, a token budget for the window.
-
-    `max_concurrent_agents` None means no cap, `budget_limit` None no budget.
-    """
+    """A share of the fleet: a weight, a cap on concurrent work, a token budget for the window."""
 
     id: str
+    """Not empty, unique."""
     name: str = ""
+    """For people."""
     credit_weight: float = 1.0
+    """Its share relative to the others; zero or more."""
     max_concurrent_agents: int | None = 2
+    """The most agents at work for it; None is no cap."""
     budget_limit: int | None = None
+    """Tokens for the window; None is no budget."""
     status: ProjectStatus = ProjectStatus.ACTIVE
+    """Only an active or draining project gets agents."""
 
 
 class AgentState(LenientEnum):
@@ -74,11 +77,17 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """A named actor with a lane in each project and `capacity` permits for tasks in flight."""
 
     id: str
+    """What tasks and `agent_inflight` name it by."""
     name: str = ""
+    """For people."""
     agent_type: str = ""
+    """The key of `rate_limited`."""
     state: AgentState = AgentState.IDLE
+    """An idle agent takes work; a busy one only where permits are counted."""
     capacity: int = 1
+    """Permits for tasks in flight, where `agent_inflight` is given."""
     accepts_open: bool = True
+    """Whether it takes tasks that name no agent."""
 
 
 BUILT_IN_AGENT = "built-in"
@@ -115,6 +124,7 @@ COUNTS = (
     "project_forgiven",
     "agent_inflight",
     "worker_permits",
+    "upstream_permits",
 )
 
 
@@ -139,57 +149,73 @@ class AssignAction:
 class SchedulerState:
     """Everything that the scheduler needs to know, at one moment.
 
-    charge_in_round           an assignment adds the task's tokens to its project's usage at once
-    default_tokens            tokens charged per unit of weight where a task has no estimate
-    project_reserved          tokens held for work in flight; they count as used
-    project_started           tasks started in the window; the guarantee then asks for a start
-                              instead of a completion
-    agent_inflight            tasks in flight per agent; agents then have `capacity` permits
-    max_inflight              tasks in flight over all agents
-    lane_policy, tick, alpha  how the lane within a project is chosen, and the tick it happens at
-    lane_served               project -> agent -> tick at which that lane was last served; the
-                              open lane is the agent "". Decimals order the grants of one tick
-    max_wait_ticks            a lane that has waited this long goes first
-    max_lag_tokens            the most that a project can be owed when it joins
-    projects_present          projects that took part in the last round; the others join now
-    project_forgiven          tokens of lag already forgiven, from `Scheduler.forgive`
-    priority_ageing_seconds   waiting this long is worth one step of priority; 0 is strict
-    now                       Unix seconds; needed only where a task has `not_before`
-    closed_gates              scopes, targets and slots whose tasks cannot start
-    rate_limited              agent type -> Unix seconds until which it is limited
-    pull_targets              targets whose tasks only the workers of agents can take; these need
-                              a lane policy
-    worker_permits            agent -> permits that are free at its workers
+    The first eight fields are all of plain fair share; each further one is off by default.
     """
 
     projects: list[Project]
+    """All projects. Their order settles ties."""
     tasks: list[Task]
+    """All tasks, or the queued ones, in any order. Ids are needed, and unique."""
     agents: list[Agent]
+    """All agents. Their order settles ties."""
     project_token_usage: dict[str, int]
+    """Project id to tokens used in the window."""
     project_active_agent_counts: dict[str, int]
+    """Project id to agents at work for it."""
     tasks_completed_in_window: dict[str, int]
+    """Project id to tasks completed. None completed means that its guarantee is due."""
     global_budget: int | None = None
+    """Tokens for all projects together; None is no cap."""
     global_tokens_used: int = 0
+    """Tokens used by all projects together."""
     charge_in_round: bool = False
+    """Each assignment adds the task's tokens to its project's usage at once."""
     default_tokens: int = DEFAULT_TOKENS
+    """Tokens charged for each unit of weight where a task has no estimate."""
     project_reserved: dict[str, int] = field(default_factory=dict)
+    """Project id to tokens reserved for work in flight. They count as used."""
     project_started: dict[str, int] | None = None
+    """Project id to tasks started in the window. If given, the guarantee asks for a start."""
     agent_inflight: dict[str, int] | None = None
+    """Agent id to tasks in flight. If given, agents have `capacity` permits."""
     max_inflight: int | None = None
+    """The most tasks in flight over all agents."""
     lane_policy: LanePolicy | None = None
+    """`fair-fifo` (`FEWEST_IN_FLIGHT`) or `load` (`HIGHEST_LOAD`). None asks the agents in turn."""
     tick: int = 0
+    """The present tick: how many tasks have ended so far."""
     alpha: float = 0.25
+    """The trade-off of the load policy, from 0 (oldest first) to 1 (only depth counts). Above 0.5 a
+    shallow lane may wait for ever."""
     lane_served: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Project id to agent id to the tick at which that lane was last served. The open lane is the
+    agent `""`; decimals order the grants of one tick."""
     max_wait_ticks: int | None = None
+    """A lane that has waited this many ticks goes first."""
     max_lag_tokens: int | None = None
+    """The most tokens that a project can be owed when it joins."""
     projects_present: list[str] | None = None
+    """The projects of the last round. The others join now; None means that all do."""
     project_forgiven: dict[str, int] = field(default_factory=dict)
+    """Project id to lag forgiven so far, from `Scheduler.forgive`."""
     priority_ageing_seconds: float = 0.0
+    """Waiting this long is worth one step of priority; 0 is strict priority."""
     now: float | None = None
+    """Unix seconds. Needed where a task has `not_before`."""
     closed_gates: list[GateClosure] = field(default_factory=list)
+    """Scopes, targets and slots whose tasks cannot start."""
     rate_limited: dict[str, float] = field(default_factory=dict)
+    """Agent type to the Unix seconds until which it is limited. An entry counts as long as it is
+    there."""
     pull_targets: frozenset[str] = frozenset()
+    """Targets whose tasks only workers of their agents can take. Needs a `lane_policy`."""
     worker_permits: dict[str, int] = field(default_factory=dict)
+    """Agent id to the free permits of its workers."""
+    upstream_permits: dict[str, int] = field(default_factory=dict)
+    """Target of calls to the free permits of its upstream. A target that is missing has no limit.
+    """
+    capped_agents: frozenset[str] = frozenset()
+    """Agents whose calls take permits of their `capacity` as well."""
 
 
 def tokens_charged(task: Task, default_tokens: int, *, learned: int = 0) -> int:

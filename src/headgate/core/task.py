@@ -41,25 +41,56 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     one unit of work completed. What it holds in dollars is known with `has_usd_estimate`. One that
     `has_claims` came from somebody whose word is not taken as given: its weight and its estimate
     may raise what it holds and counts, and lower it no further than what is known of its kind.
+
+    One that `is_call` is a call through the gateway: it waits and is decided like any other task,
+    takes no permit of a node or worker, and is not stored. With a `parent_id` a running task makes
+    it, which holds the permits of its agent and project already. One that `is_free` asks no model,
+    so that no budget keeps it out.
     """
 
     id: str = ""
+    """Not empty, unique. Lower ids go first where all else is equal."""
     project_id: str = "default"
+    """The project that it counts for."""
     agent_id: str | None = None
+    """The only agent that may run it; None leaves it open."""
     priority: int = 0
+    """Lower goes first."""
     weight: float = 1.0
+    """A proxy for cost, where no tokens are known."""
     status: TaskStatus = TaskStatus.READY
+    """Only a queued task gets an agent."""
     created_at: float = 0.0
+    """Unix seconds."""
     enqueued_tick: int = 0
+    """The tick at which it was queued."""
     estimate_tokens: int | None = None
+    """What it is expected to cost."""
     deadline: float | None = None
+    """Unix seconds. The decision does not look at it."""
     not_before: float | None = None
+    """Unix seconds before which it may not start."""
     scopes: tuple[str, ...] = ()
+    """The budget scopes that it is charged to, as paths."""
     target: str | None = None
+    """Where it is executed."""
     slot: str | None = None
+    """The provider key that it uses."""
     provider: str | None = None
+    """Whose slots it may use, if it names none."""
     has_usd_estimate: bool = False
+    """Whether it brought an estimate in dollars, and so need not wait for the first of its kind."""
     has_claims: bool = False
+    """Whether its weight and estimate are a tenant's claim, which may raise what it holds and lower
+    it only to what is known of its kind."""
+    is_call: bool = False
+    """A call through the gateway: it takes a permit of its upstream, and none of a node, a worker
+    or `max_inflight`."""
+    parent_id: str | None = None
+    """The running task that makes the call, which already has the permits of its agent and project.
+    """
+    is_free: bool = False
+    """It asks no model, so no budget keeps it out."""
 
 
 TRANSITIONS: dict[TaskStatus, dict[TaskStatus, str]] = {
@@ -187,21 +218,22 @@ _LANE_WORDS = {
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The grounds of one start.
-
-    `projects` had work that could start, and `lanes` of the project had tasks, `ready` of them in
-    the lane that was chosen. The shares are those of the round: what was held counted as used.
-    `is_guaranteed` is a project that had started nothing in the window, and so went before shares.
-    Of a project without rivals neither is set.
-    """
+    """The grounds of one start."""
 
     projects: int = 1
+    """How many projects had work that could start."""
     target_share: float | None = None
+    """The share that this project should have. Left out without rivals."""
     actual_share: float | None = None
+    """The share that it had, with what was reserved. Left out without rivals."""
     is_guaranteed: bool = False
+    """Whether it had started nothing in the window."""
     lanes: int = 1
+    """How many of its lanes had tasks."""
     rule: LaneRule = LaneRule.FEWEST_IN_FLIGHT
+    """The rule that chose the lane: `fewest_inflight`, `highest_load` or `longest_wait`."""
     ready: int = 1
+    """How many tasks of the lane could start."""
 
     def sentences(self, project_id: str) -> list[str]:
         """Return the grounds for people, the widest first."""
@@ -250,6 +282,9 @@ ATTEMPT_SECONDS = 3_600.0
 
 WORKER_PREFIX = "worker-"
 """How the names of workers begin, and of no node: so a task in flight tells where it is."""
+
+UPSTREAM_PREFIX = "upstream:"
+"""How the targets of calls begin, and of no task: the name of the upstream follows."""
 
 MAX_LOSSES = 5
 """How often a task may lose its node while it runs; then it is taken to be what kills them."""
@@ -360,7 +395,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     merely states, `is_unpriced` of a success whose dollars nobody knows. `node_id` is set while the
     task is in flight, and only then. `slot` is the one that was chosen for the latest attempt, of a
     task that names a provider, and `choice` why it was started. `attempts` has the latest of those
-    after which it was tried again.
+    after which it was tried again. `whole_attempt` is the latest that could make calls and was
+    booked at all that it held, so that those of its calls which are written later are paid for.
     """
 
     attempt: int = 0
@@ -391,6 +427,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     assumed_micro_usd: int = 0
     choice: Choice | None = None
     attempts: tuple[PastAttempt, ...] = ()
+    whole_attempt: int = 0
 
 
 NO_PROGRESS = Progress()

@@ -29,24 +29,31 @@ class AmountBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Tokens and dollars, as far as they are known."""
 
     tokens: int | None = None
+    """Tokens."""
     usd: float | None = None
+    """Dollars."""
 
 
 class ClosureBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """Something that keeps tasks from starting: a slot, a target, an agent, a budget.
-
-    `cause` and `by` say who closed it, and `task_id` which task met with it. Without `until` it
-    stays closed until what closed it is over.
-    """
+    """Something that keeps tasks from starting: a slot, a target, an agent, a budget."""
 
     kind: GateKind
+    """`slot`, `target`, `agent`, or `scope` for a budget."""
     name: str
+    """The name of the slot, target or agent, or the scope."""
     why: str = ""
+    """Why it is closed, in a sentence."""
     cause: ClosureCause = ""
+    """Who closed it: a `worker`, the answer of a `target` or a `provider`, an `operator`, the
+    `settings`, a `budget` without room, or a `rate` limit."""
     by: str = ""
+    """The worker, target or scope that closed it."""
     task_id: str = ""
+    """The task that met with it."""
     since: datetime | None = None
+    """Since when."""
     until: datetime | None = None
+    """Until when. Without it, until what closed it is over."""
 
 
 def closure_body(closure: GateClosure, *, is_whole: bool = True) -> ClosureBody:
@@ -75,44 +82,54 @@ class TaskUsageBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"
     """What all attempts were booked at, and the part for which nobody gave a figure, if any."""
 
     assumed_tokens: int | None = None
+    """The part of the tokens that nobody reported, so that what was reserved was booked."""
     assumed_usd: float | None = None
+    """The part of the dollars that nobody reported."""
 
 
 class ReportedBody(AmountBody, kw_only=True, omit_defaults=True, rename="camel"):
-    """What is known of the cost of the latest attempt; what is left out nobody said.
-
-    Dollars are `priced` that were computed from the response of a provider, by the price list.
-    """
+    """What is known of the cost of the latest attempt; what is left out nobody said."""
 
     priced: bool = False
+    """Whether the dollars were computed from a provider's response by the price list."""
 
 
 class HeldBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """What an attempt holds in one unit, how that came about, and the same in a sentence.
-
-    `samples` is how many costs it was learned from, `quantile` how many of them were lower. The
-    amount of a probe is left out until the ledger has worked it out.
-    """
+    """What an attempt holds in one unit, how that came about, and the same in a sentence."""
 
     unit: Literal["usd", "tokens"]
+    """`usd` or `tokens`."""
     amount: float | None = None
+    """How much. Left out for a probe until the ledger has worked it out."""
     basis: Basis
+    """How the amount was found: `given`, `learned`, `configured`, `probe` or `silent`."""
     samples: int | None = None
+    """How many known costs it was learned from."""
     quantile: float | None = None
+    """The share of those costs that were lower."""
     text: str
+    """The same in a sentence."""
 
 
 class AttemptBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """One attempt after which a task was tried again; one that never began has no `started_at`."""
 
     attempt: int
+    """Its number."""
     started_at: datetime | None = None
+    """When it started. Left out if it never began."""
     ended_at: datetime
+    """When it ended."""
     error: str | None = None
+    """The beginning of its error."""
     agent_id: str | None = None
+    """The agent that ran it."""
     slot: str | None = None
+    """The key slot that it used."""
     node_id: str | None = None
+    """The node that ran it."""
     usage: TaskUsageBody
+    """What it was booked at."""
 
 
 class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -125,48 +142,93 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     """
 
     task_id: str
+    """The id of the task. Ids sort by creation."""
     agent_id: str | None = None
+    """The agent that it names, or that took it."""
     action: str = ""
+    """As submitted."""
     tab_id: str | None = None
+    """As submitted."""
     selector: str | None = None
+    """As submitted."""
     ref: str | None = None
+    """As submitted."""
     params: Any = None
+    """As submitted."""
     priority: int
+    """As submitted."""
     state: TaskStatus
+    """`queued`, `assigned`, `running`, `done`, `failed`, `cancelled` or `rejected`."""
     deadline: datetime | None = None
+    """When it must have ended."""
     created_at: datetime
+    """When it was submitted."""
     started_at: datetime | None = None
+    """When its latest attempt started."""
     completed_at: datetime | None = None
+    """When it ended."""
     latency_ms: int | None = None
+    """Milliseconds from the latest start to the end."""
     result: Any = None
+    """What the target answered, as JSON."""
     error: str | None = None
+    """Why it failed, was cancelled or rejected, or why it is tried again."""
     callback_url: str | None = None
+    """As submitted."""
     position: int | None = None
+    """How many tasks waited when it was submitted, itself included."""
     project_id: str
+    """The project whose share it counts against."""
     target: str | None = None
+    """Where it runs."""
     slot: str | None = None
+    """The key slot that it names, or that its latest attempt got."""
     provider: str | None = None
+    """The provider whose slots it may get."""
     input: Any = None
+    """As submitted."""
     weight: float
+    """As submitted."""
     estimate: AmountBody | None = None
+    """What it was estimated to use."""
     cost_usd: float | None = None
+    """As submitted."""
     scopes: tuple[str, ...] = ()
+    """Every budget scope that it is charged to."""
     depends_on: tuple[str, ...] = ()
+    """As submitted."""
     on_parent_failure: OnParentFailure
+    """As submitted."""
     not_before: datetime | None = None
+    """As submitted, or the time of its next try."""
     labels: dict[str, str] = {}
+    """As submitted."""
     retry_of: str | None = None
+    """The task that this one repeats."""
     traceparent: str | None = None
+    """The trace that it belongs to."""
     max_attempts: int
+    """As submitted."""
     timeout_seconds: float | None = None
+    """How long one attempt may take."""
     on_exhausted: OnExhausted
+    """As submitted."""
     attempt: int
+    """How often it was started."""
     held: tuple[HeldBody, ...] = ()
+    """What the latest attempt reserves or reserved. Neither lists nor webhooks have this."""
     reported: ReportedBody | None = None
+    """What the latest attempt is known to have used. Neither lists nor webhooks have this."""
     unpriced: bool = False
+    """True for a success whose dollars nobody knows: its target reported none, or a model without a
+    price."""
     usage: TaskUsageBody | None = None
+    """What all attempts were booked at."""
     choice: Choice | None = None
+    """Why the latest attempt started when it did."""
     attempts: tuple[AttemptBody, ...] = ()
+    """The latest 10 attempts after which it was tried again, oldest first. Neither lists nor
+    webhooks have this."""
 
 
 def whole_snapshot_of(record: TaskRecord) -> TaskSnapshot:

@@ -7,11 +7,11 @@ is computed with these texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import accumulate, chain
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -221,6 +221,24 @@ class DeepJsonError(ValueError):
 
     def __init__(self, levels: int) -> None:
         super().__init__(f"is nested deeper than {levels} levels")
+
+
+async def in_turns(
+    steps: Steps[Result],
+    turn: Callable[[], Awaitable[None]],
+    clock: Callable[[], float],
+    slice_seconds: float = SLICE_SECONDS,
+) -> Result:
+    """Do work to its end, and wait for the next `turn` whenever it has taken a slice of time."""
+    try:
+        while True:
+            began = clock()
+            next(steps)
+            while clock() - began < slice_seconds:
+                next(steps)
+            await turn()
+    except StopIteration as end:
+        return cast("Result", end.value)
 
 
 def at_once(steps: Steps[Result]) -> Result:

@@ -44,12 +44,13 @@ from headgate.core.reasons import (
     ProjectBudgetExhausted,
     ProjectConcurrencyReached,
     Reason,
+    UpstreamFull,
     WorkersFull,
     expiry_warning,
 )
 from headgate.core.scheduler import Explanation
 from headgate.core.snapshot import BUILT_IN_AGENT, Agent
-from headgate.core.task import Task, is_worker
+from headgate.core.task import UPSTREAM_PREFIX, Task, is_worker
 
 MAX_HOLDERS = 10
 MAX_TAKERS = 5
@@ -173,6 +174,10 @@ def _own_reasons(dispatch_state: DispatchState, task_id: str, waiting: Waiting) 
         limit = no_room.limit
         why = f"{limit.most} {limit.unit} in {limit.window_seconds} seconds can never take it"
         found.append(GateClosed(kind=limit.kind, name=limit.name, why=why))
+    key_wait = dispatch_state.key_waits.get(task_id)
+    if key_wait is not None:
+        name = waiting.task.provider or ""
+        found.append(GateClosed(kind="provider", name=name, until=key_wait.until, why=key_wait.why))
     return found
 
 
@@ -192,10 +197,16 @@ def _round_reasons(dispatch_state: DispatchState, waiting: Waiting, now: float) 
         tasks=[waiting.task],
         agents=agents,
         agent_inflight={entry.agent.id: entry.inflight for entry in pool},
-        closed_gates=dispatch_state.closures.shown(),
+        closed_gates=dispatch_state.closures.shown_of(
+            gate_parts(gate_key(waiting.task, dispatch_state.settings.pull_targets))
+        ),
         rate_limited={name: until for name, until in limited if until is not None},
         pull_targets=dispatch_state.settings.pull_targets,
         worker_permits=dispatch_state.in_flight.free_by_agent(),
+        upstream_permits={
+            target: max(0, free) for target, free in dispatch_state.index.offers.upstreams.items()
+        },
+        capped_agents=dispatch_state.settings.capped_agents,
     )
     explanation = Explanation(state)
     if not explanation.is_waiting(waiting.task):
@@ -279,6 +290,8 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
             return [_with_setting(dispatch_state, reason, key, limit)]
         case AgentFull():
             return [_with_capacity(dispatch_state, reason)]
+        case GateClosed(kind="upstream", name=target):
+            return [_upstream_reason(dispatch_state, target)]
         case NoIdleAgent():
             return _taker_reasons(dispatch_state)
         case GateClosed(kind="worker", name="") if not _accept_open(dispatch_state):
@@ -297,6 +310,15 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
             ]
         case _:
             return [reason]
+
+
+def _upstream_reason(dispatch_state: DispatchState, target: str) -> UpstreamFull:
+    name = target.removeprefix(UPSTREAM_PREFIX)
+    limit = dispatch_state.settings.upstream_permits.get(target, 0)
+    calls = dispatch_state.in_flight.calls.values()
+    inflight = sum(one.task.target == target for one in calls)
+    full = UpstreamFull(upstream=name, inflight=inflight, limit=limit)
+    return _with_setting(dispatch_state, full, f"upstreams.{name}.max_inflight", limit)
 
 
 def _first_of_kind(part: GatePart, refused: Refused | None) -> FirstOfKind:
@@ -348,7 +370,9 @@ def _task_reason(
 ) -> TaskReason:
     is_holder = _holder_test(reason)
     holders = (
-        [attempt for attempt in dispatch_state.in_flight if is_holder(attempt)] if is_holder else []
+        [attempt for attempt in dispatch_state.in_flight.all() if is_holder(attempt)]
+        if is_holder
+        else []
     )
     held_by = [attempt.task.id for attempt in holders if is_own(attempt)]
     return TaskReason(
@@ -368,10 +392,12 @@ def _holder_test(reason: Reason) -> IsHolder | None:
             return lambda attempt: attempt.agent_id == reason.agent_id
         case ProjectConcurrencyReached():
             return lambda attempt: attempt.task.project_id == reason.project_id
+        case UpstreamFull():
+            return lambda attempt: attempt.task.target == f"{UPSTREAM_PREFIX}{reason.upstream}"
         case InflightCapReached():
-            return lambda _attempt: True
+            return lambda attempt: not attempt.task.is_call
         case NodesFull():
-            return lambda attempt: not is_worker(attempt.node_id)
+            return lambda attempt: not attempt.task.is_call and not is_worker(attempt.node_id)
         case WorkersFull():
             return lambda attempt: (
                 is_worker(attempt.node_id) and reason.agent_id in ("", attempt.agent_id)

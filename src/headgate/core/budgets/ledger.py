@@ -715,6 +715,41 @@ class SettleRequest(msgspec.Struct, frozen=True, kw_only=True):
         return now + self.lease_seconds
 
 
+class UnheldCost(NamedTuple):
+    """A cost that nothing is held for: it is committed on a reservation of nothing."""
+
+    reserve: ReserveRequest
+    commit: SettleRequest
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        scopes: tuple[Scope, ...],
+        *,
+        micro_usd: int,
+        tokens: int,
+        lease_seconds: float | None = None,
+    ) -> UnheldCost:
+        """Return what books a cost under a name of its own."""
+        return cls(
+            ReserveRequest(
+                reservation_id=name,
+                scopes=scopes,
+                micro_usd=MicroUsd(0),
+                tokens=Tokens(0),
+                lease_seconds=lease_seconds,
+                dispatched=True,
+            ),
+            SettleRequest(
+                reservation_id=name,
+                call=Call.COMMIT,
+                micro_usd=MicroUsd(micro_usd),
+                tokens=Tokens(tokens),
+            ),
+        )
+
+
 class AdjustRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Change what is booked in one scope, and in no other, or decide about what is claimed there.
 
@@ -846,6 +881,22 @@ class LedgerState:
             lease_until=request.lease_until(now),
             dispatched=request.dispatched,
             kind="" if flexible is None else counted_kind(accounts, flexible),
+        )
+        return self._record(settlement, Call.RESERVE, now)
+
+    def carry_over(self, request: ReserveRequest, now: float) -> Reservation:
+        """Hold on to what was admitted before under another name, whatever the limits say by now.
+
+        It is for money in flight whose reservation was just committed at what others spent of it.
+        """
+        accounts = [self.account(scope, now) for scope in request.scopes]
+        settlement = reserve(
+            reservation_id=request.reservation_id,
+            charges=self._charges_at(request.scopes, accounts, now),
+            micro_usd=request.micro_usd,
+            tokens=request.tokens,
+            lease_until=request.lease_until(now),
+            dispatched=request.dispatched,
         )
         return self._record(settlement, Call.RESERVE, now)
 

@@ -126,7 +126,7 @@ def window_words(text: str) -> str:
     if window.hours is not None:
         return "over any hour" if window.hours == 1 else f"over any {window.hours} hours"
     if window.unit is None:
-        return "for good"
+        return "in all"
     zone = "" if window.zone == UTC_NAME else f", by the clock of {window.zone}"
     return f"by the {window.unit.value}{zone}"
 

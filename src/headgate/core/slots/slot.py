@@ -114,13 +114,17 @@ Rows = dict[str, SlotRow]
 
 
 class SlotStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision needs of a slot: whether its tasks may start, and how much room it has."""
+    """What a decision needs of a slot: whether its tasks may start, and how much room it has.
+
+    `last_reset_at` is when the longest of its windows ends.
+    """
 
     name: str
     provider: str
     closure: GateClosure | None = None
     percent_used: float | None = None
     resets_at: float | None = None
+    last_reset_at: float | None = None
     projects: tuple[str, ...] | None = None
 
     def is_for(self, project_id: str) -> bool:
@@ -282,8 +286,16 @@ def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
         closure=_standing_closure(config, row, now),
         percent_used=percent,
         resets_at=resets_at,
+        last_reset_at=_last_reset_at(reading, now),
         projects=config.projects,
     )
+
+
+def _last_reset_at(reading: SlotReading | None, now: float) -> float | None:
+    rows = () if reading is None else reading.limits
+    times = [one.next_reset_epoch_ms for one in rows if one.type != TIME_LIMIT]
+    known = [seconds for one in times if (seconds := _seconds(one)) is not None and seconds > now]
+    return max(known, default=None)
 
 
 def _is_over(config: SlotConfig, reading: SlotReading, now: float) -> bool:
@@ -327,9 +339,9 @@ def why_off(config: SlotConfig, row: SlotRow) -> str:
     if not config.is_enabled:
         return "disabled in the configuration"
     if row.is_off:
-        return f"disabled by hand, `headgate slots enable {config.name}` brings it back"
+        return f"paused by hand, `headgate slot resume {config.name}` brings it back"
     if row.schedule.slot_auto_disabled:
-        advice = f"correct that, then run `headgate slots enable {config.name}`"
+        advice = f"correct that, then run `headgate slot resume {config.name}`"
         return f"disabled, {row.schedule.disabled_reason}; {advice}"
     return ""
 

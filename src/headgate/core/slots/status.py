@@ -35,119 +35,159 @@ class QuotaLimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="c
     """One row of what the provider tells."""
 
     type: str
+    """The type of the row."""
     unit: int | str | None = None
+    """Its unit."""
     number: float | None = None
+    """How many units."""
     percent_used: float | None = None
+    """How much is used."""
     resets_at: datetime | None = None
+    """When it resets."""
 
 
 class NextWakeBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """The wake that comes first, and why: a mode, or the retry of one that is being confirmed.
-
-    Where `is_skipped`, nothing will be sent then, as far as the last reading tells: a window is
-    open until `open_until`, and `then` is the first wake behind it. `text` says all of it on one
-    line, in the zone of the slot.
-    """
+    """The wake that comes first, and why: a mode, or the retry of one that is being confirmed."""
 
     at: datetime
+    """When."""
     mode: str
+    """The mode, or `retry`."""
     reason: str
+    """Why."""
     text: str
+    """One line for people."""
     is_skipped: bool = False
+    """Nothing will be sent: a window is open."""
     open_until: datetime | None = None
+    """Until when that window is open."""
     then: datetime | None = None
+    """The first wake after it."""
 
 
 class SlotResponseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What came back to a request that was sent with the key of a slot: its headers of limits."""
 
     status: Annotated[int, msgspec.Meta(ge=100, le=599)]
+    """The status of the response."""
     headers: Annotated[dict[str, str], msgspec.Meta(max_length=64)]
+    """Its headers, at most 64. Headers of limits are a reading."""
 
 
 class LoopBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """How one loop of a slot is doing on this node."""
 
     last_step_at: datetime | None = None
+    """When it last did something."""
     restarts: int = 0
+    """How often it was started again."""
     problem: str = ""
+    """What went wrong."""
 
 
 class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """Everything about a slot: `wait_reason` says why its tasks wait, if they do.
-
-    `closures` are all the things that keep them, each with who closed the slot, since when and
-    until when. `projects` are those whose tasks may use it; without them all may.
-
-    `zone` is the one in which its times of day are set, and told. `quota_from` is where readings
-    come from: an `address` that tells the quota, `requests` that are sent for it and cost, or the
-    responses to real `traffic`; then nothing is asked, and there is no `next_poll_at`.
-    `quota_text` says so in words, and what it costs.
-
-    `state` is `cold` while no window is open, and `unknown` before the first reading; `closed` is
-    a slot with room to which a task got a 429, or whose rate limit is reached. A slot that
-    is not `enabled` is neither polled nor woken, one without `wakes_enabled` is only polled;
-    `disabled_reason` says why, unless no mode was configured. `last_error` is what went wrong at
-    the last poll, or when the key was refused, which counts as one of `poll_errors`.
-    """
+    """Everything about a slot."""
 
     name: str
+    """Its name in the settings."""
     provider: str
+    """Whose key it is."""
     zone: str
+    """The time zone of its wakes."""
     quota_from: QuotaSource
+    """Where readings come from: an `address`, `requests` that cost, or real `traffic`."""
     quota_text: str
+    """The same in words, with what it costs."""
     state: SlotState
+    """`unknown` before the first reading, `cold` while no window is open, `open`, `closed` by a
+    rate limit, `exhausted`, `paused` while the provider asks to wait or the key cannot be read, or
+    `disabled`."""
     enabled: bool
+    """Whether it is polled at all."""
     percent_used: float | None = None
+    """How much of the quota is used."""
     resets_at: datetime | None = None
+    """When the window ends."""
     read_at: datetime | None = None
+    """When the provider said so."""
     level: str | None = None
+    """The plan of the key."""
     limits: list[QuotaLimitBody]
+    """Every row of what the provider told."""
     wait_reason: str = ""
+    """Why its tasks wait."""
     wait_until: datetime | None = None
+    """Until when."""
     closures: list[ClosureBody] = []
+    """Everything that keeps them waiting."""
     projects: list[str] | None = None
+    """The projects that may use it. Left out if all may."""
     wake_modes: list[str]
+    """The modes that wake it."""
     wakes_enabled: bool
+    """Whether it is woken."""
     next_wake: NextWakeBody | None = None
+    """The wake that comes first."""
     wake_pending: bool
+    """Whether a wake is not confirmed yet."""
     last_wake_at: datetime | None = None
+    """When a wake was last sent."""
     last_confirmed_at: datetime | None = None
+    """When a reading last showed the new window."""
     wake_errors: int
+    """How many readings in a row did not."""
     poll_errors: int
+    """How many polls in a row failed."""
     last_error: str = ""
+    """What went wrong at the last poll, or when the key was refused."""
     last_poll_at: datetime | None = None
+    """When the quota was last asked for."""
     next_poll_at: datetime | None = None
+    """When it is asked for next; left out where only traffic tells it."""
     disabled_reason: str = ""
+    """Why it is not polled or not woken; left out if no mode is configured."""
     wake_loop: LoopBody | None = None
+    """How the loop that wakes it does on this node."""
     quota_loop: LoopBody | None = None
+    """How the loop that polls it does."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of the log of slots, as it is written to the file and told.
-
-    Lines of one request have a `flow_id` in common.
-    """
+    """One line of the log of slots, as it is written to the file and told."""
 
     ts: str
+    """When."""
     slot: str
+    """The slot."""
     action: str
+    """What it is about."""
     phase: LogPhase
+    """`request`, `response`, `error` or `event`."""
     method: str | None = None
+    """The HTTP method."""
     url: str | None = None
+    """The address, without values of its query."""
     flow_id: str | None = None
+    """The same for all lines of one request."""
     status: int | None = None
+    """The HTTP status."""
     request_body: str | None = None
+    """At most 4,096 characters."""
     response_body: str | None = None
+    """At most 4,096 characters."""
     error: str | None = None
+    """Why there is no answer."""
     details: dict[str, Any] | None = None
+    """What an event says."""
     duration_ms: float | None = None
+    """How long it took."""
 
 
 class SlotLogBody(msgspec.Struct, kw_only=True):
     """The latest lines of a slot, oldest first."""
 
     lines: list[LogLine]
+    """The lines, oldest first."""
     count: int
 
 
@@ -155,6 +195,7 @@ class SlotListBody(msgspec.Struct, kw_only=True):
     """All slots, in the order of the file."""
 
     slots: list[SlotBody]
+    """All slots, in the order of the file."""
     count: int
 
 
