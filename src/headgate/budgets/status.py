@@ -51,6 +51,11 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def has_limit(status: ScopeStatus) -> bool:
+    """Tell whether anything limits the scope itself."""
+    return status.limit_micro_usd is not None or status.limit_tokens is not None
+
+
 def empty_status(scope: Scope) -> ScopeStatus:
     """Return the status of a scope to which nothing was ever charged."""
     return status_tree([Account(scope=scope)], now=0.0, most=1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -20,7 +21,7 @@ from weakref import ref
 
 import msgspec
 
-from headgate.budgets.status import ScopeStatus, status_steps, status_tree
+from headgate.budgets.status import ScopeStatus, has_limit, status_steps, status_tree
 from headgate.budgets.waiting import BudgetQueue, queue_of, tell_freed
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
@@ -37,7 +38,7 @@ from headgate.core.budgets.ledger import (
     exceeded,
 )
 from headgate.core.budgets.reservations import LIVE, Call, Reservation, ReservationState
-from headgate.core.budgets.scopes import Scope, Tenant, charged_scopes, parse_scope
+from headgate.core.budgets.scopes import ROOT, Scope, Tenant, charged_scopes, parse_scope
 from headgate.core.budgets.windows import Window, parse_window
 from headgate.core.estimates import Hold
 from headgate.core.money import (
@@ -747,3 +748,46 @@ def _token(reservation: Reservation, scope: Scope) -> ReservationToken:
         state=reservation.state,
         lease_until=reservation.lease_until,
     )
+
+
+# Which scopes of a ledger have a limit, remembered for a while.
+#
+# Every task that names a scope of its own asks this, so that few of them ask the ledger. Rule: what
+# is kept is bounded in number and age; a limit that is new or gone is seen within `FRESH_SECONDS`.
+
+FRESH_SECONDS = 30.0
+MAX_KEPT = 4_096
+MAX_NAMES = 1_000
+
+
+class DefinedBudgets:
+    """What a ledger says of the limits of scopes."""
+
+    def __init__(self, tracker: LedgerTracker) -> None:
+        self._tracker = tracker
+        self._kept: OrderedDict[Scope, tuple[bool, float]] = OrderedDict()
+        self._names: tuple[Scope, ...] = ()
+        self._names_until = 0.0
+
+    async def is_limited(self, scope: Scope) -> bool:
+        """Tell whether a scope itself has a limit."""
+        now = self._tracker.ledger.now()
+        is_limited, until = self._kept.get(scope, (False, 0.0))
+        if now < until:
+            return is_limited
+        is_limited = has_limit(await self._tracker.own_status(scope))
+        self._kept[scope] = (is_limited, now + FRESH_SECONDS)
+        self._kept.move_to_end(scope)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return is_limited
+
+    async def names(self) -> tuple[Scope, ...]:
+        """Return scopes that have a limit, as many as are looked at for one that is meant."""
+        now = self._tracker.ledger.now()
+        if now >= self._names_until:
+            accounts = await self._tracker.ledger.accounts(ROOT, most=MAX_NAMES)
+            limited = [one for one in accounts if one.limit is not None and one.limit.has_amount]
+            self._names = tuple(one.scope for one in limited)
+            self._names_until = now + FRESH_SECONDS
+        return self._names

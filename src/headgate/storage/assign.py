@@ -7,7 +7,7 @@ was assigned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,21 +17,11 @@ from headgate.core.estimates import kept_hold
 from headgate.core.lifecycle import NOTHING_USED, TryAgain
 from headgate.core.task import Progress, TaskStatus, is_worker
 from headgate.errors import CallerError
-from headgate.storage import nodes
 from headgate.storage.finish import conclude, leave_queue
 from headgate.storage.nodes import Kind, Message
-from headgate.storage.store import Assigned, Assignment, Collected, NotAssigned, Plan
+from headgate.storage.store import Assigned, Assignment, Collected, NotAssigned
 from headgate.storage.transaction import Transaction
 from headgate.storage.unit_of_work import STARTED, WAIT_MS, Counters, TaskRow, UnitOfWork
-
-
-def prepare_plans(work: UnitOfWork, plans: Iterable[Plan]) -> set[str]:
-    """Read what tasks that start were given to do, and return which nodes are not alive."""
-    lines = [line for plan in plans for line in plan.assignments]
-    if not lines:
-        return set()
-    work.load_submissions([line.task_id for line in lines if line.starts])
-    return nodes.not_alive(work.transaction, {line.node_id for line in lines}, work.now)
 
 
 def assign(work: UnitOfWork, line: Assignment, *, dead: set[str]) -> Assigned | NotAssigned:
@@ -155,15 +145,12 @@ def _waited_ms(row: TaskRow, now: float) -> int:
 
 def collect(work: UnitOfWork, node_id: str, received: Sequence[Message]) -> Collected:
     """Start what is assigned to a node, and say what it has to stop."""
-    rows = [
-        row
-        for row in work.rows(message.task_id for message in received)
-        if row.progress.node_id == node_id
-    ]
-    work.load_ledger((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
+    task_ids = [message.task_id for message in received]
     assigned = {message.task_id for message in received if message.kind is Kind.ASSIGNED}
+    work.read(work.need_rows(task_ids), work.need_submissions(sorted(assigned)))
+    rows = [row for row in work.rows(task_ids) if row.progress.node_id == node_id]
+    work.load_ledger((), [row for row in rows if row.status is TaskStatus.ASSIGNED])
     started = [row for row in rows if row.id in assigned and is_running(work, row)]
-    work.load_submissions(row.id for row in started)
     return Collected(
         started=tuple([row.record(work.submission(row.id)) for row in started]),
         cancelled=tuple([row.id for row in rows if row.progress.cancel_requested]),

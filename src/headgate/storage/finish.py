@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.ledger import Unit
 from headgate.core.budgets.scopes import Tenant
 from headgate.core.lifecycle import (
@@ -40,17 +41,20 @@ from headgate.core.task import (
     sample_of,
     with_latest,
 )
-from headgate.storage import nodes
+from headgate.core.task_money import OpenCalls
+from headgate.storage import audit, nodes, task_calls
 from headgate.storage.nodes import Kind
 from headgate.storage.store import (
     CancelAnswer,
     Cancellation,
     Expiration,
+    Heir,
     Overdue,
     Settled,
     Settlement,
     StaleLease,
 )
+from headgate.storage.task_calls import CallsUsed
 from headgate.storage.unit_of_work import EXPIRED, TICK, TaskRow, UnitOfWork
 
 # Ending a task. Its end is handed on to the tasks that depend on it: they no longer wait for one
@@ -82,6 +86,19 @@ class Booked(NamedTuple):
     assumed_micro_usd: int
 
 
+class CallCost(NamedTuple):
+    """What an attempt costs that has made calls: as measured, as booked, and what of that is its.
+
+    `charged` is the part that its own reservation is committed at; the rest is booked by those
+    calls that held something beside it.
+    """
+
+    cost: Usage
+    booked: Booked
+    charged: Amounts
+    used: CallsUsed
+
+
 def free_permit(
     work: UnitOfWork,
     row: TaskRow,
@@ -89,26 +106,36 @@ def free_permit(
     cost: Usage,
     *,
     tenant: Tenant | None = None,
+    calls: CallCost | None = None,
 ) -> Booked:
     """Free the permit of an attempt, book what it cost, and return that.
 
     What nobody knows of the cost is booked as it was held, and the task shows it as assumed. Only
     a success of which nothing was known before, and of which nothing is known now, costs nothing.
+    What its `calls` through the gateway have cost goes before what anybody reports.
     """
     old = row.progress
     is_done = isinstance(step, Finish) and step.status is TaskStatus.DONE
     booked = _booked(old, cost, is_done=is_done)
+    charged = Amounts(booked.micro_usd, booked.tokens)
+    if calls is not None:
+        cost, booked, charged, tenant = calls.cost, calls.booked, calls.charged, None
     tokens, micro_usd = booked.tokens, booked.micro_usd
     is_claimed = tenant is not None
     share_tokens = old.share_tokens if cost.tokens is None else cost.tokens
     if _has_worked(row, step):
         seconds = work.now - (old.started_at or work.now)
         share_tokens = share_of(old, cost, seconds=seconds, is_done=is_done, is_claim=is_claimed)
+    if calls is not None:
+        # What the calls of a lost attempt have used is known, and counts at least.
+        share_tokens = max(share_tokens, calls.used.total.minus(calls.used.assumed).tokens)
     work.counters.fly(row.agent_id, row.project_id, -1)
     work.counters.count(TICK)
     if share_tokens or micro_usd:
         work.counters.spend(row.project_id, tokens=share_tokens, micro_usd=micro_usd)
-    work.settle_money(old.reservation_id, tokens=tokens, micro_usd=micro_usd, tenant=tenant)
+    work.settle_money(
+        old.reservation_id, tokens=charged.tokens, micro_usd=charged.micro_usd, tenant=tenant
+    )
     node_id = row.progress.node_id
     if node_id is not None and is_worker(node_id):
         work.take_from_worker(node_id, row.id)
@@ -150,10 +177,11 @@ def _has_worked(row: TaskRow, step: Finish | TryAgain) -> bool:
     return step.rate_limit_hits == row.progress.rate_limit_hits
 
 
-def _is_overrun(progress: Progress) -> bool:
-    """Tell whether an attempt that ended has used more than was held for it."""
-    tokens, micro_usd = progress.reported_tokens or 0, progress.reported_micro_usd or 0
-    return 0 < progress.reserved_tokens < tokens or 0 < progress.reserved_micro_usd < micro_usd
+def is_overrun(
+    *, reserved_tokens: int, reserved_micro_usd: int, tokens: int | None, micro_usd: int | None
+) -> bool:
+    """Tell whether more was reported, in either unit, than was held."""
+    return 0 < reserved_tokens < (tokens or 0) or 0 < reserved_micro_usd < (micro_usd or 0)
 
 
 def _booked(progress: Progress, cost: Usage, *, is_done: bool) -> Booked:
@@ -178,10 +206,68 @@ def _booked(progress: Progress, cost: Usage, *, is_done: bool) -> Booked:
     )
 
 
-def requeue(work: UnitOfWork, row: TaskRow, step: TryAgain, cost: Usage) -> None:
+def _call_cost(row: TaskRow, used: CallsUsed, open_calls: OpenCalls | None) -> CallCost:
+    """Return what an attempt costs by its calls; of a lost one nobody knows which were under way.
+
+    What was held for a lost attempt is booked whole, as after any other loss; so is what was held
+    for one whose calls were decided by a process that has ended.
+    """
+    total, beside, assumed = used.total, used.beside, used.assumed
+    if open_calls is None or open_calls.is_partly_unknown:
+        held = Amounts(row.progress.reserved_micro_usd, row.progress.reserved_tokens)
+        known = total.minus(beside)
+        charged = Amounts(max(held.micro_usd, known.micro_usd), max(held.tokens, known.tokens))
+        whole = charged.plus(beside)
+        assumed = whole.minus(total.minus(assumed))
+        cost = UNKNOWN_USAGE
+    else:
+        whole, assumed = total.plus(open_calls.drawn), assumed.plus(open_calls.drawn)
+        charged = whole.minus(beside)
+        is_priced = not assumed.micro_usd and not any(one.unpriced_tokens for one in used.sums)
+        cost = Usage(
+            tokens=whole.tokens, micro_usd=whole.micro_usd, model=used.model, is_priced=is_priced
+        )
+    booked = Booked(
+        tokens=whole.tokens,
+        micro_usd=whole.micro_usd,
+        assumed_tokens=assumed.tokens,
+        assumed_micro_usd=assumed.micro_usd,
+    )
+    return CallCost(cost, booked, charged, used)
+
+
+def _count_calls(work: UnitOfWork, row: TaskRow, calls: CallCost) -> Booked:
+    """Count what the calls of an attempt used, by model and key, and return what is left of it."""
+    for one in calls.used.sums:
+        work.counters.count(TICK, one.calls)
+        work.counters.use(
+            (row.project_id, row.agent_id or "", one.model),
+            is_over=False,
+            is_call=True,
+            calls=one.calls,
+            slot=one.slot,
+            tokens=one.tokens,
+            micro_usd=one.micro_usd,
+            assumed_tokens=one.assumed_tokens,
+            assumed_micro_usd=one.assumed_micro_usd,
+            unpriced_tokens=one.unpriced_tokens,
+            priced_micro_usd=0
+            if one.unpriced_tokens
+            else max(0, one.micro_usd - one.assumed_micro_usd),
+        )
+    booked, total, assumed = calls.booked, calls.used.total, calls.used.assumed
+    return Booked(
+        tokens=booked.tokens - total.tokens,
+        micro_usd=booked.micro_usd - total.micro_usd,
+        assumed_tokens=booked.assumed_tokens - assumed.tokens,
+        assumed_micro_usd=booked.assumed_micro_usd - assumed.micro_usd,
+    )
+
+
+def requeue(work: UnitOfWork, row: TaskRow, step: TryAgain, booked: Booked) -> None:
     """Let a task that freed its permit wait for another attempt, and note the one that ended."""
     error = _storable(step.error)
-    note = _note(row, cost, error=error, now=work.now)
+    note = _note(row, booked, error=error, now=work.now)
     _move(work, row, TaskStatus.QUEUED)
     row.progress = msgspec.structs.replace(
         row.progress,
@@ -258,10 +344,9 @@ def _end(work: UnitOfWork, row: TaskRow, end: Finish) -> None:
         work.file_delivery(row, row.spec.terms.callback_url)
 
 
-def _note(row: TaskRow, cost: Usage, *, error: str | None, now: float) -> PastAttempt:
+def _note(row: TaskRow, booked: Booked, *, error: str | None, now: float) -> PastAttempt:
     """Return what is kept of an attempt whose permit is free again and that is not requeued yet."""
     progress = row.progress
-    tokens, micro_usd = row.tokens or 0, row.micro_usd or 0
     # A task that is assigned still shows when the attempt before began.
     has_begun = row.status is TaskStatus.RUNNING
     return PastAttempt(
@@ -272,10 +357,10 @@ def _note(row: TaskRow, cost: Usage, *, error: str | None, now: float) -> PastAt
         agent_id=row.agent_id,
         slot=progress.slot or row.spec.task.slot,
         node_id=progress.node_id,
-        tokens=tokens,
-        micro_usd=micro_usd,
-        assumed_tokens=tokens if cost.tokens is None else 0,
-        assumed_micro_usd=micro_usd if cost.micro_usd is None else 0,
+        tokens=booked.tokens,
+        micro_usd=booked.micro_usd,
+        assumed_tokens=booked.assumed_tokens,
+        assumed_micro_usd=booked.assumed_micro_usd,
     )
 
 
@@ -315,26 +400,38 @@ def conclude(
     cost: Usage,
     *,
     tenant: Tenant | None = None,
+    calls: CallCost | None = None,
 ) -> list[TaskRow]:
     """End an attempt, and with it the task unless it is tried again; return the other tasks.
 
     A task that somebody wants cancelled is not tried again. A cost may be what a tenant claims.
     """
-    booked = free_permit(work, row, step, cost, tenant=tenant)
+    booked = free_permit(work, row, step, cost, tenant=tenant, calls=calls)
+    own, charged = booked, (row.progress.reported_tokens, row.progress.reported_micro_usd)
+    if calls is not None:
+        # Calls count by their model and key. What they held beside the task is no overrun of it.
+        own, cost = _count_calls(work, row, calls), UNKNOWN_USAGE
+        charged = (calls.charged.tokens, calls.charged.micro_usd)
     work.counters.use(
         (row.project_id, row.agent_id or "", cost.model or ""),
         is_over=row.progress.cancel_requested or isinstance(step, Finish),
-        tokens=booked.tokens,
-        micro_usd=booked.micro_usd,
-        assumed_tokens=booked.assumed_tokens,
-        assumed_micro_usd=booked.assumed_micro_usd,
+        tokens=own.tokens,
+        micro_usd=own.micro_usd,
+        assumed_tokens=own.assumed_tokens,
+        assumed_micro_usd=own.assumed_micro_usd,
         unpriced_tokens=(cost.tokens or 0) if cost.is_unpriced else 0,
         priced_micro_usd=(cost.micro_usd or 0) if cost.is_priced else 0,
-        is_overrun=_is_overrun(row.progress),
+        is_overrun=is_overrun(
+            reserved_tokens=row.progress.reserved_tokens,
+            reserved_micro_usd=row.progress.reserved_micro_usd,
+            tokens=charged[0],
+            micro_usd=charged[1],
+        ),
+        slot=row.progress.slot or row.spec.task.slot or "",
     )
     if isinstance(step, TryAgain):
         if not row.progress.cancel_requested:
-            requeue(work, row, step, cost)
+            requeue(work, row, step, booked)
             return []
         step = CANCELLED_ON_REQUEST
     if step.status is TaskStatus.DONE:
@@ -343,7 +440,14 @@ def conclude(
 
 
 def _apply(work: UnitOfWork, row: TaskRow, settlement: Settlement) -> list[TaskRow]:
-    others = conclude(work, row, settlement.step, settlement.cost, tenant=settlement.tenant)
+    calls = None
+    if settlement.open_calls is not None:
+        calls = _calls_of(work, row, settlement.open_calls)
+    others = conclude(
+        work, row, settlement.step, settlement.cost, tenant=settlement.tenant, calls=calls
+    )
+    if settlement.open_calls is not None and (calls or settlement).cost == UNKNOWN_USAGE:
+        _note_whole(row)
     row.settled_by = settlement.lease.node_id
     if settlement.result is not None and row.is_terminal:
         row.result = settlement.result
@@ -352,6 +456,22 @@ def _apply(work: UnitOfWork, row: TaskRow, settlement: Settlement) -> list[TaskR
     changed = [row, *others]
     work.notify_dispatcher(changed, by=settlement.node_id or settlement.lease.node_id)
     return changed
+
+
+def _calls_of(work: UnitOfWork, row: TaskRow, open_calls: OpenCalls | None) -> CallCost | None:
+    """Return what an attempt costs by its calls; None if it has made none."""
+    used = task_calls.take(work.transaction, row.id, row.progress.attempt)
+    if not used.sums and (open_calls is None or not open_calls.has_called):
+        return None
+    return _call_cost(row, used, open_calls)
+
+
+def _note_whole(row: TaskRow) -> None:
+    """Note that an attempt was booked at all that it held, if so: its calls had drawn on that."""
+    progress = row.progress
+    held = Amounts(progress.reserved_micro_usd, progress.reserved_tokens)
+    if any(held) and Amounts(row.micro_usd or 0, row.tokens or 0).covers(held):
+        row.progress = msgspec.structs.replace(progress, whole_attempt=progress.attempt)
 
 
 def _settled(rows: list[TaskRow]) -> Settled:
@@ -366,6 +486,8 @@ def cancel(work: UnitOfWork, request: Cancellation) -> CancelAnswer | None:
     row = work.row(request.task_id)
     if row is None:
         return None
+    if request.entry is not None and not row.is_terminal:
+        audit.write(work.transaction, request.entry, work.now)
     if row.status is TaskStatus.RUNNING:
         _ask_to_stop(work, row, request.node_id)
         return CancelAnswer(records=(row.record(),))
@@ -417,8 +539,11 @@ def drop(work: UnitOfWork, drops: Sequence[Expiration]) -> list[TaskRow]:
     return list(changed.values())
 
 
-def recover(work: UnitOfWork, task_ids: Sequence[str]) -> list[TaskRow]:
-    """Take attempts from nodes that are not alive; what is not in flight is returned as it is."""
+def recover(work: UnitOfWork, task_ids: Sequence[str], heir: Heir | None = None) -> list[TaskRow]:
+    """Take attempts from nodes that are not alive; what is not in flight is returned as it is.
+
+    What an heir can go on with becomes its own, and stays the same attempt with the same money.
+    """
     rows = work.rows(task_ids)
     work.load_ledger((), rows)
     owners = {row.progress.node_id for row in rows if row.progress.node_id is not None}
@@ -426,9 +551,19 @@ def recover(work: UnitOfWork, task_ids: Sequence[str]) -> list[TaskRow]:
     changed: dict[str, TaskRow] = {}
     for row in rows:
         if row.progress.node_id is None or row.progress.node_id in dead:
-            others = _recover(work, row) if row.is_in_flight else descendants(work, row)
+            if heir is not None and _is_inherited(row, heir):
+                row.progress = msgspec.structs.replace(row.progress, node_id=heir.node_id)
+                work.change(row)
+                others = []
+            else:
+                others = _recover(work, row) if row.is_in_flight else descendants(work, row)
             changed.update((each.id, each) for each in (row, *others))
     return list(changed.values())
+
+
+def _is_inherited(row: TaskRow, heir: Heir) -> bool:
+    is_running = row.status is TaskStatus.RUNNING and not is_worker(row.progress.node_id)
+    return is_running and row.spec.task.target in heir.targets
 
 
 def give_up(work: UnitOfWork, overdue: Sequence[Overdue]) -> list[TaskRow]:
@@ -483,5 +618,8 @@ def _recover(work: UnitOfWork, row: TaskRow) -> list[TaskRow]:
 
 
 def _conclude(work: UnitOfWork, row: TaskRow, step: Finish | TryAgain) -> list[TaskRow]:
-    has_started = row.status is TaskStatus.RUNNING
-    return conclude(work, row, step, UNKNOWN_USAGE if has_started else NOTHING_USED)
+    if row.status is not TaskStatus.RUNNING:
+        return conclude(work, row, step, NOTHING_USED)
+    others = conclude(work, row, step, UNKNOWN_USAGE, calls=_calls_of(work, row, None))
+    _note_whole(row)
+    return others

@@ -442,7 +442,7 @@ def apply_batch(
 ) -> list[Answer | CallerError]:
     """Expire what is due, then apply requests in their order; each has an answer of its own."""
     state = load(transaction, requests, now)
-    answers = [_apply(state, request, now) for request in requests]
+    answers = [apply(state, request, now) for request in requests]
     write(transaction, state, now)
     return answers
 
@@ -600,7 +600,8 @@ def journal(
     return found
 
 
-def _apply(state: LedgerState, request: Request, now: float) -> Answer | CallerError:
+def apply(state: LedgerState, request: Request, now: float) -> Answer | CallerError:
+    """Apply one request to what was loaded for it."""
     try:
         if isinstance(request, ReserveRequest):
             return state.reserve(request, now)

@@ -3,9 +3,10 @@
 An ended task goes when its time is over, or when there are too many, or when the store needs its
 room, and nothing needs it any more; the row says since when that is so, except for a webhook: until
 a first try its body is made from the task. What is too much is taken from the project that has
-most. The rest goes by age: usage by its own times, rate counts after their window, closures
-with their time, and lanes that are empty and were not served for long, or never: anybody can make
-a lane by naming an agent. What had happened in a lane is added to a sum of its project.
+most, and of that its ended calls go before its tasks. The rest goes by age: usage by its own times,
+rate counts after their window, closures with their time, and lanes that are empty and were not
+served for long, or never: anybody can make a lane by naming an agent. What had happened in a lane
+is added to a sum of its project.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from headgate.core.retention import (
     BY_SIZE,
     EVICTION_ORDER,
     EVICTION_RANKS,
+    MAX_ENDED_CALLS,
     MAX_REFUSALS,
     SHARES_KEPT_SECONDS,
     Evicted,
@@ -38,7 +40,7 @@ from headgate.core.retention import (
     usage_kept_since,
 )
 from headgate.core.task import Progress, TaskStatus, task_holding
-from headgate.storage import ledger, usage
+from headgate.storage import call_rows, ledger, task_calls, usage
 from headgate.storage.schema import CUTS, TASK_BYTES
 from headgate.storage.task_ids import seconds_of
 from headgate.storage.transaction import Access, Dialect, Lookup, Transaction, about
@@ -74,13 +76,13 @@ _OLDEST_OF = (
     " AND tasks.project_id = project_counts.project_id)"
 )
 _PROJECTS = (
-    "SELECT project_id, ended, ended_bytes, refused, live_bytes, "  # noqa: S608
+    "SELECT project_id, ended, ended_bytes, refused, live_bytes, calls, call_bytes, "  # noqa: S608
     + ", ".join(_OLDEST_OF.format(rank=EVICTION_RANKS[status]) for status in EVICTION_ORDER)
-    + " FROM project_counts WHERE ended > 0 ORDER BY project_id"
+    + " FROM project_counts WHERE ended > 0 OR calls > 0 ORDER BY project_id"
 )
 _FORGET_PROJECTS = (
     "DELETE FROM project_counts WHERE queued = 0 AND scheduled = 0 AND live_bytes = 0"
-    " AND ended = 0 AND ended_bytes = 0 AND refused = 0"
+    " AND ended = 0 AND ended_bytes = 0 AND refused = 0 AND calls = 0 AND call_bytes = 0"
 )
 _DELETE = Lookup(
     lambda dialect: f"DELETE FROM tasks WHERE id IN {dialect.texts} RETURNING id, spec",  # noqa: S608
@@ -123,7 +125,7 @@ def evict(
     limit: int,
     size: StoreSize | None = None,
 ) -> Evicted:
-    """Delete ended tasks that nothing needs, as many as one step may.
+    """Delete ended tasks that nothing needs and ended calls, as many as one step may.
 
     `size` is how large the store is; what it has too much of goes, as well.
     """
@@ -143,6 +145,7 @@ def evict(
         too_many = excess(sum(project.ended for project in projects), retention)
         step.delete_too_many(projects, now, too_many)
     step.cut(BY_NUMBER, retention)
+    step.delete_calls(projects, now)
     if size is not None:
         step.delete_too_large(projects, now, size.excess_bytes - step.deleted_bytes)
         step.cut(BY_SIZE, retention)
@@ -151,7 +154,7 @@ def evict(
     # Also where some went: a busy service at its cap deletes a few at every step.
     if not has_more and transaction.dialect is Dialect.SQLITE:
         has_more = _give_back_pages(transaction)
-    return Evicted(tasks=step.deleted, has_more=has_more, size=size)
+    return Evicted(tasks=step.deleted_tasks, calls=step.deleted_calls, has_more=has_more, size=size)
 
 
 def _give_back_pages(transaction: Transaction) -> bool:
@@ -174,10 +177,20 @@ def _give_back_pages(transaction: Transaction) -> bool:
 class Kept:
     """What is kept of the ended tasks of a project, and what those take that have not ended.
 
-    `oldest` is when the first of them ended that nothing needs, for each way to end.
+    Its ended calls are beside them. `oldest` is when the first task ended that nothing needs, for
+    each way to end.
     """
 
-    __slots__ = ("ended", "ended_bytes", "live_bytes", "oldest", "project_id", "refused")
+    __slots__ = (
+        "call_bytes",
+        "calls",
+        "ended",
+        "ended_bytes",
+        "live_bytes",
+        "oldest",
+        "project_id",
+        "refused",
+    )
 
     def __init__(
         self,
@@ -186,6 +199,8 @@ class Kept:
         ended_bytes: int,
         refused: int,
         live_bytes: int,
+        kept_calls: int,
+        call_bytes: int,
         *oldest: float | None,
     ) -> None:
         self.project_id = project_id
@@ -193,6 +208,8 @@ class Kept:
         self.ended_bytes = ended_bytes
         self.refused = refused
         self.live_bytes = live_bytes
+        self.calls = kept_calls
+        self.call_bytes = call_bytes
         self.oldest = oldest
 
 
@@ -204,7 +221,7 @@ def _first_by(projects: Sequence[Kept], amount: Callable[[Kept], int]) -> tuple[
 
 
 class _Eviction:
-    """One step of deleting, bounded in tasks and in bytes."""
+    """One step of deleting, bounded in tasks and calls, and in bytes."""
 
     def __init__(self, transaction: Transaction, limit: int) -> None:
         self._transaction = transaction
@@ -212,8 +229,14 @@ class _Eviction:
         self._by_status: dict[TaskStatus, int] = {}
         self._counters = Counters(0.0)
         self._last_id = ""
-        self.deleted = 0
+        self.deleted_tasks = 0
+        self.deleted_calls = 0
         self.deleted_bytes = 0
+
+    @property
+    def deleted(self) -> int:
+        """How many rows this step has deleted."""
+        return self.deleted_tasks + self.deleted_calls
 
     @property
     def is_full(self) -> bool:
@@ -231,13 +254,55 @@ class _Eviction:
                 # What is left of it is needed by somebody.
                 found.remove(first)
 
+    def delete_calls(self, projects: Sequence[Kept], now: float) -> None:
+        """Delete calls that are too old, and what are too many of the project that has most."""
+        by_id = {one.project_id: one for one in projects}
+        if not self.is_full and by_id:
+            most = self._limit - self.deleted
+            rows = call_rows.delete_old(self._transaction, self._counters, now, most=most)
+            task_calls.delete_old(self._transaction, now)
+            self._count_calls(by_id, rows)
+        too_many = sum(one.calls for one in projects) - MAX_ENDED_CALLS
+        while too_many > 0 and not self.is_full:
+            first, lead = _first_by(projects, lambda one: one.calls)
+            deleted = self._delete_calls_of(first, most=min(too_many, lead))
+            if not deleted:
+                break
+            too_many -= deleted
+
+    def _delete_calls_of(self, project: Kept, *, most: int, most_bytes: float = inf) -> int:
+        rows = call_rows.delete_oldest_of(
+            self._transaction,
+            self._counters,
+            project.project_id,
+            most=min(most, self._limit - self.deleted),
+            most_bytes=min(most_bytes, MAX_EVICTED_BYTES - self.deleted_bytes),
+        )
+        self._count_calls({project.project_id: project}, rows)
+        return len(rows)
+
+    def _count_calls(self, projects: dict[str, Kept], rows: Sequence[tuple[str, int]]) -> None:
+        for project_id, size_bytes in rows:
+            project = projects.get(project_id)
+            if project is not None:
+                project.calls -= 1
+                project.call_bytes -= size_bytes
+            self.deleted_bytes += size_bytes
+        self.deleted_calls += len(rows)
+
     def delete_too_large(self, projects: Sequence[Kept], now: float, excess_bytes: int) -> None:
-        """Delete tasks that take so much, each of the project that takes most then."""
+        """Delete what takes so much, each of the project that takes most then, its calls first."""
         found = list(projects)
         ends_at = self.deleted_bytes + excess_bytes
         while self.deleted_bytes < ends_at and found and not self.is_full:
-            first, lead = _first_by(found, lambda one: one.ended_bytes + one.live_bytes)
+            first, lead = _first_by(
+                found, lambda one: one.ended_bytes + one.live_bytes + one.call_bytes
+            )
             most_bytes = min(ends_at - self.deleted_bytes, lead)
+            if first.calls and self._delete_calls_of(
+                first, most=self._limit, most_bytes=most_bytes
+            ):
+                continue
             if not self._delete_first(first, now, most=self._limit, most_bytes=most_bytes):
                 found.remove(first)
 
@@ -291,7 +356,7 @@ class _Eviction:
         project.ended -= tasks
         project.ended_bytes -= size_bytes
         project.refused -= refused
-        self.deleted += tasks
+        self.deleted_tasks += tasks
         self._by_status[status] = self._by_status.get(status, 0) + tasks
         self._counters.keep(project.project_id, -tasks, -size_bytes, refused=-refused)
 

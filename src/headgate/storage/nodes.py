@@ -18,7 +18,7 @@ from headgate.core.gates import GateKind, GatePart
 from headgate.core.task import is_worker
 from headgate.errors import LimitReachedError, StaleEpochError
 from headgate.storage.store import Beat, Election, Node
-from headgate.storage.transaction import Dialect, Insert, Transaction, about
+from headgate.storage.transaction import Dialect, Insert, Row, Statement, Transaction, about
 
 FORGOTTEN_AFTER_SECONDS = 86_400.0
 """When nodes that died with nothing to run are forgotten, counted from the end of their lease."""
@@ -203,7 +203,16 @@ def leave(transaction: Transaction, node_id: str) -> None:
 
 def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
     """Return the nodes whose lease has not ended, by id."""
-    rows = transaction.read(_LIVE, (now,))
+    return to_nodes(transaction.read(*live_statement(now)))
+
+
+def live_statement(now: float) -> Statement:
+    """Return what reads the nodes whose lease has not ended."""
+    return _LIVE, (now,)
+
+
+def to_nodes(rows: Sequence[Row]) -> tuple[Node, ...]:
+    """Read nodes."""
     return tuple(
         Node(
             id=node_id,
@@ -219,8 +228,17 @@ def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
 def not_alive(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
     """Return which of these nodes are not alive now; one that comes late may be again."""
     asked = set(node_ids)
-    rows = transaction.read(_LEASES, list(asked))
-    return asked - {node_id for node_id, lease_until in rows if lease_until > now}
+    return without_lease(transaction.read(*leases_statement(asked)), asked, now)
+
+
+def leases_statement(node_ids: Iterable[str]) -> Statement:
+    """Return what reads the leases of nodes."""
+    return _LEASES, list(node_ids)
+
+
+def without_lease(rows: Sequence[Row], node_ids: Iterable[str], now: float) -> set[str]:
+    """Return which of these nodes are not alive, as their leases say."""
+    return set(node_ids) - {node_id for node_id, lease_until in rows if lease_until > now}
 
 
 def end_lives(transaction: Transaction, node_ids: Iterable[str], now: float) -> set[str]:
@@ -249,7 +267,7 @@ def _forget(transaction: Transaction, node_ids: Sequence[str]) -> None:
 
 NOBODY = ""
 
-_READ_LEADER = "SELECT node_id, epoch, lease_until, address FROM dispatcher WHERE only_row = 1"
+READ_LEADER = "SELECT node_id, epoch, lease_until, address FROM dispatcher WHERE only_row = 1"
 _WRITE = (
     "INSERT INTO dispatcher (only_row, node_id, epoch, lease_until, address)"
     " VALUES (1, ?, ?, ?, ?) ON CONFLICT (only_row) DO UPDATE SET node_id = excluded.node_id,"
@@ -299,24 +317,23 @@ def depose_others(transaction: Transaction, node_id: str) -> None:
 
 def check_epoch(transaction: Transaction, epoch: int, now: float) -> str:
     """Return the node that dispatches under this epoch, or raise `StaleEpochError`."""
-    last = _last(transaction)
+    return check_election(_last(transaction), epoch, now)
+
+
+def check_election(last: Election, epoch: int, now: float) -> str:
+    """Return the node that was elected under this epoch, or raise `StaleEpochError`."""
     if last.epoch == epoch and last.lease_until > now:
         return last.node_id
     problem = f"epoch {epoch} is over, {_holder(last, now)}; stand for election again"
     raise StaleEpochError(problem)
 
 
-def dispatcher_node(transaction: Transaction) -> str:
-    """Return the node that was elected last, or `NOBODY` if it has resigned.
-
-    Its lease may have ended. Then nobody needs to be told anything: whoever is elected next reads
-    everything anew.
-    """
-    return _last(transaction).node_id
-
-
 def _last(transaction: Transaction) -> Election:
-    rows = transaction.read(_READ_LEADER)
+    return to_election(transaction.read(READ_LEADER))
+
+
+def to_election(rows: Sequence[Row]) -> Election:
+    """Read who was elected last; nobody, if nobody ever was."""
     if not rows:
         return Election(node_id=NOBODY, epoch=0, lease_until=0.0)
     node_id, epoch, lease_until, address = rows[0]
@@ -406,8 +423,22 @@ def take(
     transaction: Transaction, recipient: str, *, seen: int, limit: int = MAX_TAKEN
 ) -> list[Message]:
     """Forget messages up to the number `seen`, and return the next ones in their order."""
+    forget(transaction, recipient, seen=seen)
+    return to_messages(transaction.read(*messages_statement(recipient, seen=seen, limit=limit)))
+
+
+def forget(transaction: Transaction, recipient: str, *, seen: int) -> None:
+    """Forget messages up to the number `seen`."""
     transaction.run(_FORGET, (recipient, seen))
-    rows = transaction.read(_READ_MESSAGES, (recipient, seen, limit))
+
+
+def messages_statement(recipient: str, *, seen: int, limit: int = MAX_TAKEN) -> Statement:
+    """Return what reads the messages after the number `seen`."""
+    return _READ_MESSAGES, (recipient, seen, limit)
+
+
+def to_messages(rows: Sequence[Row]) -> list[Message]:
+    """Read messages."""
     return [Message(seq, Kind(kind), task_id) for seq, kind, task_id in rows]
 
 

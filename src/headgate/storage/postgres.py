@@ -3,14 +3,19 @@
 Several processes share the ledger, so every wait has a bound: to connect, for a lock, for a
 statement, for an acknowledgement on the wire. A server that is away, starting, read-only or full
 makes the ledger unavailable, and the next transaction tries again.
+
+With several hosts the server that may write is found again after a failover. Two rules keep a
+former primary from being believed: a commit that its standby did not confirm counts as lost, and a
+process that has seen a later timeline of the database does not go back to an earlier one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, cast
@@ -103,8 +108,9 @@ ROW_OVERHEAD = 1.25
 
 _SIZES = (
     "SELECT pg_database_size(current_database()), pg_total_relation_size('tasks')"
-    " + pg_total_relation_size('task_inputs'), (SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT)"
-    " FROM counters WHERE name IN ('live_bytes', 'ended_bytes'))"
+    " + pg_total_relation_size('task_inputs') + pg_total_relation_size('calls'),"
+    " (SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT)"
+    " FROM counters WHERE name IN ('live_bytes', 'ended_bytes', 'call_bytes'))"
 )
 
 
@@ -122,6 +128,8 @@ class PostgresTransaction:
         self._begin_sql = begin_sql
         self._pipeline: psycopg.Pipeline | None = None
         self._open = ExitStack()
+        self._is_unconfirmed = False
+        connection.add_notice_handler(self._hear)
 
     def begin(self) -> None:
         """Open the transaction; the server hears of it together with the first statement."""
@@ -131,10 +139,19 @@ class PostgresTransaction:
 
     def end(self, sql: str) -> None:
         """End the transaction, by commit or rollback, and wait for it."""
+        self._is_unconfirmed = False
         self.run(sql)
         self._pipeline = None
         with self._translating():
             self._open.close()
+        if self._is_unconfirmed:
+            raise UnconfirmedError(UNCONFIRMED)
+
+    def _hear(self, notice: psycopg.errors.Diagnostic) -> None:
+        # The wait for the standby was given up. The server has written the commit and reports it as
+        # done; but if the standby takes over, it never happened.
+        if "synchronous replication" in (notice.message_primary or ""):
+            self._is_unconfirmed = True
 
     def abandon(self) -> None:
         """Leave a transaction whose connection is being given up."""
@@ -257,6 +274,8 @@ class PostgresDatabase:
         self._connection: psycopg.Connection[Row] | None = None
         self._transaction: PostgresTransaction | None = None
         self._is_away = False
+        self._has_standby = False
+        self._is_doubtful = False
 
     def begin(self) -> PostgresTransaction:
         """Open a transaction, connecting first if need be."""
@@ -267,9 +286,20 @@ class PostgresDatabase:
         return self._transaction
 
     def commit(self) -> None:
-        """End the transaction; it is on disk, or an error is raised."""
-        if self._transaction is not None:
+        """End the transaction; it is on disk, at the standby too if there is one, or it raises."""
+        if self._transaction is None or self._connection is None:
+            return
+        if not self._has_standby:
             self._transaction.end("COMMIT")
+            return
+        _confirmations.begin(self._connection)
+        try:
+            self._transaction.end("COMMIT")
+        except UnconfirmedError:
+            self._is_doubtful = True
+            raise
+        finally:
+            _confirmations.end(self._connection)
 
     def rollback(self) -> None:
         """Undo the transaction; a connection that cannot even do that is given up."""
@@ -308,12 +338,28 @@ class PostgresDatabase:
         raise LedgerUnavailableError(problem)
 
     def _connect_once(self) -> psycopg.Connection[Row]:
+        if self._is_doubtful:
+            learn_timelines(self._parameters)
+            self._is_doubtful = False
+        try:
+            return self._connect_to(self._parameters)
+        except FormerPrimaryError:
+            # The first host that takes changes is the wrong one, so the others are asked by name.
+            for host in _one_by_one(self._parameters):
+                with suppress(psycopg.Error, FormerPrimaryError):
+                    return self._connect_to(host)
+            raise
+
+    def _connect_to(self, parameters: Mapping[str, Any]) -> psycopg.Connection[Row]:
         connection = psycopg.connect(
-            **self._parameters, autocommit=True, prepare_threshold=PREPARE_AFTER_USES
+            **parameters, autocommit=True, prepare_threshold=PREPARE_AFTER_USES
         )
         try:
             connection.execute(_CONFIGURE, (list(self._settings), list(self._settings.values())))
-        except psycopg.Error:
+            check_pooler(connection, parameters)
+            check_timeline(connection, self._parameters)
+            ((self._has_standby,),) = connection.execute(_HAS_STANDBY).fetchall()
+        except BaseException:
             connection.close()
             raise
         return connection
@@ -356,7 +402,164 @@ def connection_parameters(url: str) -> dict[str, Any]:
         # The driver's own words repeat the URL, and with it the password.
         problem = "is not a PostgreSQL URL; write postgresql://user:password@host:5432/database"
         raise InvalidSettingError("url", problem) from None
-    return {**_CONNECTION_DEFAULTS, **cast("dict[str, Any]", given)}
+    defaults = _CONNECTION_DEFAULTS
+    if _has_several_hosts(given):
+        # The others are standbys, which would refuse every change.
+        defaults = {**defaults, "target_session_attrs": "read-write"}
+    return {**defaults, **cast("dict[str, Any]", given)}
+
+
+def _one_by_one(parameters: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the same parameters for each host."""
+    hosts = str(parameters["host"]).split(",")
+    ports = str(parameters.get("port") or "").split(",")
+    for number, host in enumerate(hosts):
+        yield {**parameters, "host": host, "port": ports[number % len(ports)]}
+
+
+def _has_several_hosts(parameters: Mapping[str, Any]) -> bool:
+    return "," in str(parameters.get("host") or "")
+
+
+# Which server this is.
+
+
+class FormerPrimaryError(LedgerUnavailableError):
+    """A server still takes changes, although another has taken over from it."""
+
+
+class UnconfirmedError(LostTransactionError):
+    """A commit is on the disk of the primary, and perhaps of no other server."""
+
+
+UNCONFIRMED = (
+    "PostgreSQL: the standby did not confirm the commit in time, so it may be lost in a failover;"
+    " nothing was granted"
+)
+
+_timelines: dict[str, int] = {}
+"""The latest timeline that this process has seen of each database with several hosts."""
+
+
+def check_timeline(connection: psycopg.Connection[Any], parameters: Mapping[str, Any]) -> None:
+    """Refuse a server that went on alone when another took over from it.
+
+    Each promotion begins a new timeline. A former primary that comes back, or was only cut off,
+    still has the old one.
+    """
+    if not _has_several_hosts(parameters):
+        return
+    database = f"{parameters.get('host')} {parameters.get('port')} {parameters.get('dbname')}"
+    rows = connection.execute(
+        "SELECT CASE WHEN pg_is_in_recovery() THEN NULL"
+        " ELSE substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) END"
+    ).fetchall()
+    if rows[0][0] is None:
+        return
+    timeline, latest = int(rows[0][0], 16), _timelines.get(database, 0)
+    if timeline < latest:
+        problem = (
+            f"PostgreSQL: the server {connection.info.host} is a former primary: it is on timeline"
+            f" {timeline}, and {latest} was seen before; stop it, or make it a standby"
+        )
+        raise FormerPrimaryError(problem)
+    _timelines[database] = timeline
+
+
+def learn_timelines(parameters: Mapping[str, Any]) -> None:
+    """Ask every host, so that the latest timeline is known."""
+    for host in _one_by_one(parameters) if _has_several_hosts(parameters) else ():
+        asked = {**host, "connect_timeout": _PROBE_SECONDS}
+        with (
+            suppress(psycopg.Error, FormerPrimaryError),
+            psycopg.connect(**asked, autocommit=True) as connection,
+        ):
+            check_timeline(connection, parameters)
+
+
+# A commit waits for the standby without a bound of the server's own: none of its timeouts counts
+# then. So somebody looks after the commits of all connections, and gives up those that take long.
+
+CONFIRM_SECONDS = 10.0
+_HAS_STANDBY = (
+    "SELECT current_setting('synchronous_standby_names') <> ''"
+    " AND current_setting('synchronous_commit') NOT IN ('off', 'local')"
+)
+
+
+class _Confirmations:
+    """The commits that wait for a standby, and a thread that gives them up in time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: dict[psycopg.Connection[Any], float] = {}
+        self._thread: threading.Thread | None = None
+
+    def begin(self, connection: psycopg.Connection[Any]) -> None:
+        with self._lock:
+            self._since[connection] = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, daemon=True, name="headgate-confirmations"
+                )
+                self._thread.start()
+
+    def end(self, connection: psycopg.Connection[Any]) -> None:
+        with self._lock:
+            self._since.pop(connection, None)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(CONFIRM_SECONDS / 10)
+            late = time.monotonic() - CONFIRM_SECONDS
+            with self._lock:
+                found = [one for one, since in self._since.items() if since < late]
+            for connection in found:
+                with suppress(psycopg.Error):
+                    connection.cancel_safe(timeout=CONFIRM_SECONDS)
+
+
+_confirmations = _Confirmations()
+
+POOLED = (
+    "PostgreSQL: a connection pooler that shares connections between transactions is in the way;"
+    " Headgate needs sessions of its own. Connect to the server itself, or set pool_mode = session"
+)
+_PROBE_SECONDS = "2"
+_PROBES = 3
+
+
+def check_pooler(connection: psycopg.Connection[Any], parameters: Mapping[str, Any]) -> None:
+    """Refuse a pooler in transaction mode: settings, LISTEN and prepared statements need a session.
+
+    A pooler has a process id of its own. If there is one, a second connection shows whether both
+    are given the same server in turn, as they are where transactions share it.
+    """
+    pid = _asked_pid(connection)
+    if pid == connection.info.backend_pid:
+        return
+    once = {**parameters, "connect_timeout": _PROBE_SECONDS}
+    with psycopg.connect(**once, autocommit=True, prepare_threshold=None) as other:
+        for _ in range(_PROBES):
+            if _asked_pid(other) == pid or _asked_pid(connection) != pid:
+                raise InvalidSettingError("url", POOLED)
+
+
+def _asked_pid(connection: psycopg.Connection[Any]) -> int:
+    """Ask which process answers; 0 if none does soon, because a pooler has none to give."""
+    asked, ends_at = connection.pgconn, time.monotonic() + float(_PROBE_SECONDS)
+    asked.send_query(b"SELECT pg_backend_pid()")
+    found = 0
+    while True:
+        while asked.is_busy():
+            left = ends_at - time.monotonic()
+            if left <= 0 or not select.select([asked.socket], [], [], left)[0]:
+                raise InvalidSettingError("url", POOLED)
+            asked.consume_input()
+        result = asked.get_result()
+        if result is None:
+            return found
+        found = int(result.get_value(0, 0) or 0)
 
 
 # Hears what PostgreSQL tells on a channel, with a connection and a thread of its own.

@@ -20,7 +20,7 @@ from headgate.core.retention import EVICTION_RANKS
 from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
 from headgate.storage import audit, nodes
 from headgate.storage.audit import AuditEntry
-from headgate.storage.nodes import Kind, Message
+from headgate.storage.nodes import Kind
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.store import (
     DISPATCHER,
@@ -67,6 +67,7 @@ _USAGE = (
     "SELECT project_id, hour, tokens, micro_usd, started, completed, forgiven FROM project_usage"
     " ORDER BY project_id, hour"
 )
+_COUNTERS = "SELECT name, amount FROM counters"
 _OPEN_GATE = "DELETE FROM gate_closures WHERE kind = ? AND name = ?"
 _CLOSURES = (
     "SELECT kind, name, closed_until, why, cause, closed_by, task_id, closed_at FROM gate_closures"
@@ -126,6 +127,10 @@ def _forgotten_lanes(transaction: Transaction) -> tuple[LaneCount, ...]:
 
 def closures(transaction: Transaction, now: float) -> tuple[GateClosure, ...]:
     """Return the gates that are closed now."""
+    return _closures(transaction.read(_CLOSURES, (now,)))
+
+
+def _closures(rows: Iterable[Row]) -> tuple[GateClosure, ...]:
     return tuple(
         GateClosure(
             kind=row[0],
@@ -137,7 +142,7 @@ def closures(transaction: Transaction, now: float) -> tuple[GateClosure, ...]:
             task_id=row[6],
             since=row[7],
         )
-        for row in transaction.read(_CLOSURES, (now,))
+        for row in rows
     )
 
 
@@ -173,29 +178,47 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
     )
 
 
-def news(work: UnitOfWork, received: Iterable[Message], *, has_more: bool) -> News:
-    """Look at the tasks that messages name, and at the gates that these may have closed."""
+def news(work: UnitOfWork, epoch: int, *, seen: int, most: int) -> tuple[News, int]:
+    """Look at the tasks that messages name, and at the gates that these may have closed.
+
+    Return the number of the last message, too. Those up to `seen` are forgotten.
+    """
     transaction, now = work.transaction, work.now
-    messages = tuple(received)
+    leader, received, live, counters, closed = transaction.read_all(
+        [
+            (nodes.READ_LEADER, ()),
+            nodes.messages_statement(DISPATCHER, seen=seen, limit=most),
+            nodes.live_statement(now),
+            (_COUNTERS, ()),
+            (_CLOSURES, (now,)),
+        ]
+    )
+    nodes.check_election(nodes.to_election(leader), epoch, now)
+    nodes.forget(transaction, DISPATCHER, seen=seen)
+    messages = nodes.to_messages(received)
     task_ids = dict.fromkeys(one.task_id for one in messages if one.kind is not Kind.OPENED)
     rows = work.rows(task_ids)
     found = {row.id for row in rows}
     passed = {part for row in rows for part in _gates(row.spec.task.target, row.spec.task.slot)}
-    closed = closures(transaction, now) if passed else ()
-    return News(
+    found_news = News(
         records=tuple([row.record() for row in rows]),
         gone=tuple(task_id for task_id in task_ids if task_id not in found),
         # Which agent and slot a task had that left them open is not asked when it waits again.
-        closures=tuple(one for one in closed if one.part in passed or one.kind in _CHOSEN),
+        closures=tuple(
+            one
+            for one in (_closures(closed) if passed else ())
+            if one.part in passed or one.kind in _CHOSEN
+        ),
         opened=tuple(nodes.read_part(one.task_id) for one in messages if one.kind is Kind.OPENED),
-        nodes=nodes.live(transaction, now),
-        tick=_counters(transaction).get(TICK, 0),
-        has_more=has_more,
+        nodes=nodes.to_nodes(live),
+        tick=next((amount for name, amount in counters if name == TICK), 0),
+        has_more=len(messages) == most,
     )
+    return found_news, messages[-1].seq if messages else seen
 
 
 def _counters(transaction: Transaction) -> dict[str, int]:
-    return dict(transaction.read("SELECT name, amount FROM counters"))
+    return dict(transaction.read(_COUNTERS))
 
 
 def _usage(transaction: Transaction) -> tuple[UsageRow, ...]:

@@ -206,6 +206,12 @@ COUNT_PROJECTS = (
     " FROM project_counts WHERE ended_bytes > 0 GROUP BY 1"
 )
 
+# How many ended calls are kept of a project, and what these take.
+_CALL_COUNTS = (
+    "ALTER TABLE project_counts ADD COLUMN calls BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE project_counts ADD COLUMN call_bytes BIGINT NOT NULL DEFAULT 0",
+)
+
 TASK_MIGRATIONS = (
     Migration(
         number=1,
@@ -245,6 +251,7 @@ TASK_MIGRATIONS = (
             _PROJECT_COUNTS, text='TEXT COLLATE "C"', by_key="", count=COUNT_PROJECTS
         ),
     ),
+    Migration(number=8, sqlite=_CALL_COUNTS, postgres=_CALL_COUNTS),
 )
 
 _CHANGING = (

@@ -35,6 +35,7 @@ from headgate.core.task import TaskRecord
 from headgate.errors import LedgerUnavailableError, StaleEpochError, StoreError, StoreFullError
 from headgate.storage import (
     assign,
+    call_rows,
     finish,
     ledger,
     maintenance,
@@ -43,6 +44,7 @@ from headgate.storage import (
     schema,
     slot_rows,
     submit,
+    task_calls,
     tokens,
     usage,
 )
@@ -61,6 +63,7 @@ from headgate.storage.store import (
     Collected,
     Election,
     Expiration,
+    Heir,
     KeyedAnswer,
     KeyedSubmit,
     Life,
@@ -80,7 +83,7 @@ from headgate.storage.store import (
     UnknownParent,
 )
 from headgate.storage.submit import Keys, new_tasks, submit_keyed, submit_task
-from headgate.storage.transaction import Access, Result, Transaction
+from headgate.storage.transaction import Access, Result, Row, Transaction
 from headgate.storage.unit_of_work import Disk, RowCache, TaskRow, UnitOfWork
 from headgate.storage.workers import WorkerSteps
 from headgate.storage.writer import Batch, StandingOrder, Step, StepAnswer, Writer
@@ -95,8 +98,7 @@ from headgate.storage.zones import zone
 def apply_steps(work: UnitOfWork, steps: Sequence[Step]) -> list[StepAnswer]:
     """Apply steps in their order; each has an answer of its own."""
     batch = _sorted(steps)
-    _load(work, batch)
-    dead = assign.prepare_plans(work, batch.plans) if batch.plans else set()
+    dead = _load(work, batch)
     epochs: dict[int, StaleEpochError | None] = {}
     keys = Keys(work, batch.keyed) if batch.keyed else None
     answers = [_apply(work, step, dead, epochs, keys) for step in steps]
@@ -133,15 +135,23 @@ def _sorted(steps: Sequence[Step]) -> _Batch:
     return batch
 
 
-def _load(work: UnitOfWork, batch: _Batch) -> None:
+def _load(work: UnitOfWork, batch: _Batch) -> set[str]:
+    """Read what steps need, in few round trips; return which nodes of plans are not alive."""
     lines = [line for plan in batch.plans for line in plan.assignments]
     wanted = [line.task_id for line in lines]
     wanted += [step.task_id for step in batch.other]
     for new in batch.new:
         wanted += submit.task_ids(new)
-    work.load(wanted)
     if batch.new:
-        submit.prepare_submits(work, batch.new)
+        work.disk.look(work.transaction, work.now, batch.new[-1].limits.max_store_bytes)
+    planned, leases = {line.node_id for line in lines}, list[Row]()
+    work.read(
+        [(nodes.leases_statement(planned), leases.extend)] if planned else (),
+        work.need_election(),
+        work.need_rows(wanted),
+        submit.needs(work, batch.new) if batch.new else (),
+        work.need_submissions([line.task_id for line in lines if line.starts]),
+    )
     rows = work.rows([step.task_id for step in batch.other])
     parents = [parent for row in rows for parent in row.spec.terms.depends_on]
     if parents:
@@ -153,6 +163,7 @@ def _load(work: UnitOfWork, batch: _Batch) -> None:
     }
     reserves = [line.reserve for line in lines if line.reserve is not None]
     work.load_ledger(reserves, rows, claims)
+    return nodes.without_lease(leases, planned, work.now)
 
 
 def _apply(
@@ -182,7 +193,7 @@ def _stale(
     if epoch not in known:
         known[epoch] = None
         try:
-            nodes.check_epoch(work.transaction, epoch, work.now)
+            nodes.check_election(work.election, epoch, work.now)
         except StaleEpochError as error:
             known[epoch] = error
     return known[epoch]
@@ -201,6 +212,8 @@ PARTS = (
     (schema.WORKERS, schema.WORKER_MIGRATIONS),
     (schema.ESTIMATES, schema.ESTIMATE_MIGRATIONS),
     (slot_rows.PART, slot_rows.MIGRATIONS),
+    (call_rows.PART, call_rows.MIGRATIONS),
+    (task_calls.PART, task_calls.MIGRATIONS),
 )
 
 
@@ -407,9 +420,11 @@ class SqlTaskStore(WorkerSteps):
         """Store the tasks of a request and keep the answer; the same key gets its answer again."""
         return self.writer.submit_request(self._steps, keyed)
 
-    def cancel(self, task_id: str, *, node_id: str) -> Awaitable[CancelAnswer | None]:
+    def cancel(
+        self, task_id: str, *, node_id: str, entry: AuditEntry | None = None
+    ) -> Awaitable[CancelAnswer | None]:
         """Cancel what waits, and ask the node of what runs; None if there is no such task."""
-        return self.writer.submit_request(self._steps, Cancellation(task_id, node_id))
+        return self.writer.submit_request(self._steps, Cancellation(task_id, node_id, entry))
 
     def settle(self, settlement: Settlement) -> Awaitable[Settled | StaleLease]:
         """Write the end of an attempt: the outcome, the money, the freed permit, all at once."""
@@ -535,9 +550,11 @@ class SqlTaskStore(WorkerSteps):
         """End queued tasks without running them, and return all that changed."""
         return await self._take_back(epoch, partial(finish.drop, drops=drops))
 
-    async def recover(self, epoch: int, task_ids: Sequence[str]) -> list[TaskRecord]:
+    async def recover(
+        self, epoch: int, task_ids: Sequence[str], *, heir: Heir | None = None
+    ) -> list[TaskRecord]:
         """Take tasks back from nodes whose lease has ended, and return all that changed."""
-        return await self._take_back(epoch, partial(finish.recover, task_ids=task_ids))
+        return await self._take_back(epoch, partial(finish.recover, task_ids=task_ids, heir=heir))
 
     async def forgive(self, epoch: int, tokens: dict[str, int]) -> None:
         """Remember lag that was forgiven to projects now."""
@@ -678,16 +695,16 @@ def _take_back(
 
 
 def _news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
-    nodes.check_epoch(work.transaction, epoch, work.now)
-    received = nodes.take(work.transaction, DISPATCHER, seen=seen, limit=MAX_NEWS)
-    news = queries.news(work, received, has_more=len(received) == MAX_NEWS)
-    return news, received[-1].seq if received else seen
+    return queries.news(work, epoch, seen=seen, most=MAX_NEWS)
 
 
 def _collect(node_id: str, seen: int, work: UnitOfWork) -> tuple[Collected, int]:
-    if nodes.not_alive(work.transaction, [node_id], work.now):
+    statements = [nodes.leases_statement([node_id]), nodes.messages_statement(node_id, seen=seen)]
+    leases, messages = work.transaction.read_all(statements)
+    if nodes.without_lease(leases, [node_id], work.now):
         return Collected(), seen
-    received = nodes.take(work.transaction, node_id, seen=seen)
+    nodes.forget(work.transaction, node_id, seen=seen)
+    received = nodes.to_messages(messages)
     return collect(work, node_id, received), received[-1].seq if received else seen
 
 

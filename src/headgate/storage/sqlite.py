@@ -179,6 +179,7 @@ class SqliteTransaction:
 
 RESERVE_FILE_BYTES = 8 * 2**20
 RESERVE_FILE_PART = 16
+FILL_BYTES = 2**20
 """How large the reserve of a store is; on a small disk, at most this part of it."""
 
 SPARE_BYTES = 2**20
@@ -210,8 +211,7 @@ class DiskReserve:
         with suppress(OSError):
             file = os.open(self._path, flags, 0o600)
             try:
-                # Written, and not a hole, whatever the file system is.
-                os.posix_fallocate(file, 0, size)
+                _fill(file, size)
                 self._is_held = True
             finally:
                 os.close(file)
@@ -224,6 +224,17 @@ class DiskReserve:
         except OSError:
             return False
         return True
+
+
+def _fill(file: int, size: int) -> None:
+    """Give a file its size, written and not a hole, whatever the file system is."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+        return
+    # macOS lacks it.
+    piece = bytes(FILL_BYTES)
+    for start in range(0, size, FILL_BYTES):
+        os.pwrite(file, piece[: size - start], start)
 
 
 class SqliteDatabase:

@@ -28,6 +28,7 @@ from headgate.core.lifecycle import Finish, TryAgain, Usage
 from headgate.core.rate_limits import RateCharge
 from headgate.core.retention import Evicted, Retention, RetentionCut
 from headgate.core.task import Choice, Lease, Submission, Task, TaskRecord, TaskStatus, Terms
+from headgate.core.task_money import OpenCalls
 from headgate.storage.audit import AuditEntry
 
 if TYPE_CHECKING:
@@ -277,7 +278,9 @@ class Settlement(StoreStep, frozen=True, kw_only=True, tag="settlement"):
 
     A cost of nothing gives the reservation back; what is unknown of it is booked as it was held.
     `result` is JSON. `node_id` is the node that writes it for a worker; others need not say so.
-    With a `tenant` the cost is its claim, and counts as far as that may charge.
+    With a `tenant` the cost is its claim, and counts as far as that may charge. Where the attempt
+    could make calls through the gateway, `open_calls` is set, and what its calls have used together
+    is its cost.
     """
 
     task_id: str
@@ -288,6 +291,7 @@ class Settlement(StoreStep, frozen=True, kw_only=True, tag="settlement"):
     closure: GateClosure | None = None
     node_id: str = ""
     tenant: Tenant | None = None
+    open_calls: OpenCalls | None = None
 
 
 class Settled(StoreAnswer, frozen=True, kw_only=True, tag="settled"):
@@ -297,10 +301,11 @@ class Settled(StoreAnswer, frozen=True, kw_only=True, tag="settled"):
 
 
 class Cancellation(StoreStep, frozen=True, tag="cancel"):
-    """Somebody wants a task cancelled, and asked this node."""
+    """Somebody wants a task cancelled, and asked this node; the `entry` says who."""
 
     task_id: str
     node_id: str
+    entry: AuditEntry | None = None
 
 
 class CancelAnswer(StoreAnswer, frozen=True, kw_only=True, tag="cancelled"):
@@ -325,6 +330,18 @@ class Expiration(msgspec.Struct, frozen=True, kw_only=True):
     task_id: str
     status: TaskStatus
     error: str
+
+
+class Heir(msgspec.Struct, frozen=True, kw_only=True):
+    """The node that goes on with attempts whose work outlives a node: those at some targets."""
+
+    node_id: str
+    targets: frozenset[str] = frozenset()
+
+    def has(self, record: TaskRecord) -> bool:
+        """Tell whether an attempt is this node's now."""
+        is_its = record.progress.node_id == self.node_id and record.task.target in self.targets
+        return is_its and record.task.status is TaskStatus.RUNNING
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -468,10 +485,13 @@ class TaskStore(Protocol):
     def submit_keyed(self, keyed: KeyedSubmit) -> asyncio.Future[KeyedAnswer | KeyRefusal]:
         """Store the tasks of a request and keep the answer; the same key gets its answer again."""
 
-    def cancel(self, task_id: str, *, node_id: str) -> Awaitable[CancelAnswer | None]:
+    def cancel(
+        self, task_id: str, *, node_id: str, entry: AuditEntry | None = None
+    ) -> Awaitable[CancelAnswer | None]:
         """Cancel what waits, and ask the node of what runs; None if there is no such task.
 
-        `node_id` is the node that asks; one that dispatches is not told of its own change.
+        `node_id` is the node that asks; one that dispatches is not told of its own change. The
+        `entry` of the audit log is written with the cancel, and not for a task that had ended.
         """
 
     def settle(self, settlement: Settlement) -> Awaitable[Settled | StaleLease]:
@@ -554,8 +574,13 @@ class TaskStore(Protocol):
     async def drop(self, epoch: int, drops: Sequence[Expiration]) -> list[TaskRecord]:
         """End queued tasks without running them, and return all that changed."""
 
-    async def recover(self, epoch: int, task_ids: Sequence[str]) -> list[TaskRecord]:
-        """Take tasks back from nodes whose lease has ended, and return all that changed."""
+    async def recover(
+        self, epoch: int, task_ids: Sequence[str], *, heir: Heir | None = None
+    ) -> list[TaskRecord]:
+        """Take tasks back from nodes whose lease has ended, and return all that changed.
+
+        What an heir can go on with runs on, as its attempt.
+        """
 
     async def forgive(self, epoch: int, tokens: dict[str, int]) -> None:
         """Remember lag that was forgiven to projects now."""

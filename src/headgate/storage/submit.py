@@ -49,12 +49,14 @@ from headgate.storage.store import (
 )
 from headgate.storage.transaction import Insert, Lookup, Row, Transaction, about
 from headgate.storage.unit_of_work import (
+    CALL_BYTES,
     ENDED,
     ENDED_BYTES,
     QUEUED,
     REJECTED_BY,
     SCHEDULED,
     SUBMITTED,
+    Need,
     Spec,
     TaskRow,
     UnitOfWork,
@@ -71,11 +73,10 @@ MAX_REFUSAL_BYTES = 2_000
 """What is kept of a submission that was refused."""
 
 
-def prepare_submits(work: UnitOfWork, requests: Sequence[NewTask]) -> None:
-    """Read what these submissions need, beside their rows."""
-    work.disk.look(work.transaction, work.now, requests[-1].limits.max_store_bytes)
+def needs(work: UnitOfWork, requests: Sequence[NewTask]) -> list[Need]:
+    """Return what reads all that these submissions need, beside their rows."""
     agents = {new.task.agent_id for new in requests}
-    work.load_counts(
+    return work.need_counts(
         project_ids={new.task.project_id for new in requests},
         agent_ids=[agent for agent in agents if agent is not None],
     )
@@ -151,7 +152,7 @@ def _refused_by_size(work: UnitOfWork, new: NewTask, text: str) -> Rejected | No
         new.limits,
         size,
         adds_bytes=added,
-        ended_bytes=work.count(ENDED_BYTES),
+        ended_bytes=work.count(ENDED_BYTES) + work.count(CALL_BYTES),
         live_bytes_of_project=work.project(project_id).live_bytes,
         project_id=project_id,
         agent_id=new.task.agent_id,

@@ -7,7 +7,7 @@ same lock first, so what was read is still true when it is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from math import inf
@@ -51,8 +51,8 @@ from headgate.storage.schema import (
     TASK_ROWS,
     WORKER_TASKS,
 )
-from headgate.storage.store import DISPATCHER, NOT_SHOWN
-from headgate.storage.transaction import Insert, Lookup, Row, Transaction, about
+from headgate.storage.store import DISPATCHER, NOT_SHOWN, Election
+from headgate.storage.transaction import Insert, Lookup, Row, Statement, Transaction, about
 from headgate.storage.zones import zone
 
 _STATUSES = {status.value: status for status in TaskStatus}
@@ -266,7 +266,8 @@ SCHEDULED = "scheduled"
 
 LIVE_BYTES = "live_bytes"
 ENDED_BYTES = "ended_bytes"
-"""What tasks take that have not ended, and those that have."""
+CALL_BYTES = "call_bytes"
+"""What tasks take that have not ended, those that have, and ended calls."""
 
 TICK = "tick"
 SUBMITTED = "submitted"
@@ -326,7 +327,10 @@ _NEW_LANE = (0,) * (3 + len(HAPPENINGS))
 PROJECTS = _counters(
     "project_counts",
     {"project_id": "TEXT"},
-    ("queued", "scheduled", "live_bytes", "ended", "ended_bytes", "refused"),
+    (
+        *("queued", "scheduled", "live_bytes", "ended", "ended_bytes", "refused"),
+        *("calls", "call_bytes"),
+    ),
 )
 USAGE = _counters(
     "project_usage",
@@ -335,9 +339,12 @@ USAGE = _counters(
 )
 USED = _counters(
     "usage_rows",
-    {"hour": "BIGINT", "project_id": "TEXT", "agent_id": "TEXT", "model": "TEXT"},
+    {
+        "hour": "BIGINT",
+        **dict.fromkeys(("project_id", "agent_id", "model", "slot"), "TEXT"),
+    },
     (
-        *("tasks", "attempts", "tokens", "micro_usd"),
+        *("tasks", "attempts", "calls", "tokens", "micro_usd"),
         *("assumed_tokens", "assumed_micro_usd", "unpriced_tokens"),
     ),
 )
@@ -353,19 +360,33 @@ RATES = _counters("rate_counts", {"limit_id": "TEXT", "bucket": "BIGINT"}, ("amo
 
 
 class ProjectCount:
-    """How many tasks of a project wait, how many of these for later, and what its tasks take."""
+    """How many tasks of a project wait, how many of these for later, and what its tasks take.
 
-    __slots__ = ("ended", "ended_bytes", "live_bytes", "queued", "refused", "scheduled")
+    Its ended calls are counted beside them.
+    """
+
+    __slots__ = (
+        "call_bytes",
+        "calls",
+        "ended",
+        "ended_bytes",
+        "live_bytes",
+        "queued",
+        "refused",
+        "scheduled",
+    )
 
     def __init__(self, *row: int) -> None:
-        sums = row or (0, 0, 0, 0, 0, 0)
+        sums = row or (0, 0, 0, 0, 0, 0, 0, 0)
         self.queued, self.scheduled, self.live_bytes = sums[:3]
-        self.ended, self.ended_bytes, self.refused = sums[3:]
+        self.ended, self.ended_bytes, self.refused = sums[3:6]
+        self.calls, self.call_bytes = sums[6:]
 
     def row(self) -> tuple[int, ...]:
         """Return the counts in the order of the table."""
         first = (self.queued, self.scheduled, self.live_bytes)
-        return (*first, self.ended, self.ended_bytes, self.refused)
+        ended = (self.ended, self.ended_bytes, self.refused)
+        return (*first, *ended, self.calls, self.call_bytes)
 
 
 class Counters:
@@ -392,7 +413,7 @@ class Counters:
         self._hour = int(now) // SECONDS_PER_HOUR * SECONDS_PER_HOUR
         self._lanes: dict[tuple[str, str], list[int]] = {}
         self._usage: dict[str, list[int]] = {}
-        self._used: dict[tuple[str, str, str], list[int]] = {}
+        self._used: dict[tuple[str, str, str, str], list[int]] = {}
         self._rates: dict[tuple[str, int], int] = {}
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -445,6 +466,13 @@ class Counters:
         project.refused += refused
         self.totals[ENDED_BYTES] += size_bytes
 
+    def keep_calls(self, project_id: str, calls: int, size_bytes: int) -> None:
+        """Count ended calls in, or out, with what they take."""
+        project = self.project(project_id)
+        project.calls += calls
+        project.call_bytes += size_bytes
+        self.count(CALL_BYTES, size_bytes)
+
     def project(self, project_id: str) -> ProjectCount:
         """Return what is added to the counts of a project."""
         found = self.projects.get(project_id)
@@ -479,25 +507,31 @@ class Counters:
         unpriced_tokens: int = 0,
         priced_micro_usd: int = 0,
         is_overrun: bool = False,
+        slot: str = "",
+        is_call: bool = False,
+        calls: int = 1,
     ) -> None:
         """Add an attempt to what a project, an agent and a model used; its task may be over.
 
-        The assumed amounts are the part of the others that nobody reported, and the priced one is
-        the part of the dollars that the price list knows. Unpriced are the tokens of a model of
-        which nobody knows the price. An overrun cost more than was reserved.
+        A call is no attempt, and counts by itself, or as so many `calls`. The assumed amounts are
+        the part of the others that nobody reported, and the priced one is the part of the dollars
+        that the price list knows. Unpriced are the tokens of a model of which nobody knows the
+        price. An overrun cost more than was reserved.
         """
-        sums = self._used.get(key)
+        whole_key = (*key, slot)
+        sums = self._used.get(whole_key)
         if sums is None:
-            sums = self._used[key] = [0] * 9
+            sums = self._used[whole_key] = [0] * 10
         sums[0] += is_over
-        sums[1] += 1
-        sums[2] += tokens
-        sums[3] += micro_usd
-        sums[4] += assumed_tokens
-        sums[5] += assumed_micro_usd
-        sums[6] += unpriced_tokens
-        sums[7] += priced_micro_usd
-        sums[8] += is_overrun
+        sums[1] += not is_call
+        sums[2] += calls if is_call else 0
+        sums[3] += tokens
+        sums[4] += micro_usd
+        sums[5] += assumed_tokens
+        sums[6] += assumed_micro_usd
+        sums[7] += unpriced_tokens
+        sums[8] += priced_micro_usd
+        sums[9] += is_overrun
 
     def start(self, project_id: str) -> None:
         """Count a task of a project that was started."""
@@ -531,9 +565,9 @@ class Counters:
         ]
 
     def _used_in_all(self) -> list[Row]:
-        """Return what projects and models used, whichever agents did."""
+        """Return what projects and models used, whichever agents did and with which keys."""
         found: dict[tuple[str, str], list[int]] = {}
-        for (project_id, _, model), (_, _, *amounts) in self._used.items():
+        for (project_id, _, model, _), (_, _, _, *amounts) in self._used.items():
             sums = found.setdefault((project_id, model), [0] * len(amounts))
             for place, amount in enumerate(amounts):
                 sums[place] += amount
@@ -738,12 +772,15 @@ _INPUTS = about("SELECT id, submission FROM task_inputs", "id")
 _CHILDREN = about("SELECT parent_id, task_id FROM task_parents", "parent_id")
 _LANES = about("SELECT agent_id, project_id, queued - scheduled FROM lanes", "agent_id")
 _PROJECT_COUNTS = about(
-    "SELECT project_id, queued, scheduled, live_bytes, ended, ended_bytes, refused"
-    " FROM project_counts",
+    "SELECT project_id, queued, scheduled, live_bytes, ended, ended_bytes, refused, calls,"
+    " call_bytes FROM project_counts",
     "project_id",
 )
 _COUNTERS = about("SELECT name, amount FROM counters", "name")
 
+
+Need = tuple[Statement, Callable[[Sequence[Row]], None]]
+"""A statement that reads something, and what keeps it."""
 
 NO_CLAIMS: Mapping[str, Tenant] = MappingProxyType({})
 
@@ -783,20 +820,34 @@ class UnitOfWork:
         self._queued_in_lane: dict[tuple[str, str], int] = {}
         self._projects: dict[str, ProjectCount] = {}
         self._ended: list[TaskRow] = []
-        self._dispatcher: str | None = None
+        self._election: Election | None = None
         self._samples: list[tuple[Kind, Sample]] = []
+
+    def read(self, *needs: Iterable[Need]) -> None:
+        """Read all that is needed in one round trip: everybody waits while this one has the lock.
+
+        With few processors for many, each round trip is two waits for one of them.
+        """
+        wanted = [need for some in needs for need in some]
+        if wanted:
+            found = self.transaction.read_all([statement for statement, _ in wanted])
+            for (_, keep), rows in zip(wanted, found, strict=True):
+                keep(rows)
 
     def load(self, task_ids: Iterable[str]) -> None:
         """Read the rows of tasks that are not here yet."""
+        self.read(self.need_rows(task_ids))
+
+    def need_rows(self, task_ids: Iterable[str]) -> list[Need]:
+        """Return what reads the rows of tasks that are not here yet."""
         wanted = [task_id for task_id in dict.fromkeys(task_ids) if task_id not in self._rows]
-        if not wanted:
-            return
         self._rows.update(dict.fromkeys(wanted))
-        if self._cache is not None:
+        if self._cache is not None and wanted:
             wanted = self._take_cached(self._cache, wanted)
-            if not wanted:
-                return
-        for row in self.transaction.read(_TASKS, wanted):
+        return [((_TASKS, wanted), self._keep_rows)] if wanted else []
+
+    def _keep_rows(self, rows: Sequence[Row]) -> None:
+        for row in rows:
             self._rows[row[0]] = to_task_row(row)
 
     def _take_cached(self, cache: RowCache, task_ids: list[str]) -> list[str]:
@@ -812,19 +863,53 @@ class UnitOfWork:
 
     def load_submissions(self, task_ids: Iterable[str]) -> None:
         """Read what tasks were given to do."""
-        wanted = [task_id for task_id in task_ids if task_id not in self._submissions]
-        if wanted:
-            self._submissions.update(read_submissions(self.transaction, wanted))
+        self.read(self.need_submissions(task_ids))
 
-    def load_counts(self, *, project_ids: Iterable[str], agent_ids: Iterable[str]) -> None:
-        """Read how many tasks wait, in all, of these projects and for these agents."""
-        of_agents = (_LANES, list(set(agent_ids)))
-        of_projects = (_PROJECT_COUNTS, list(set(project_ids)))
-        names = (_COUNTERS, [QUEUED, SCHEDULED, TICK, ENDED_BYTES])
-        counters, lanes, projects = self.transaction.read_all([names, of_agents, of_projects])
-        self._before = dict(counters)
-        self._projects = {row[0]: ProjectCount(*row[1:]) for row in projects}
-        self._queued_in_lane = {(agent, project): queued for agent, project, queued in lanes}
+    def need_submissions(self, task_ids: Iterable[str]) -> list[Need]:
+        """Return what reads the tasks' submissions that are not here yet."""
+        wanted = [task_id for task_id in task_ids if task_id not in self._submissions]
+        return [((_INPUTS, wanted), self._keep_submissions)] if wanted else []
+
+    def _keep_submissions(self, rows: Sequence[Row]) -> None:
+        self._submissions.update((task_id, to_submission(text)) for task_id, text in rows)
+
+    def need_counts(self, *, project_ids: Iterable[str], agent_ids: Iterable[str]) -> list[Need]:
+        """Return what reads how many tasks wait, in all, of these projects, for these agents."""
+        return [
+            ((_COUNTERS, [QUEUED, SCHEDULED, TICK, ENDED_BYTES, CALL_BYTES]), self._keep_counters),
+            ((_LANES, list(set(agent_ids))), self._keep_lanes),
+            ((_PROJECT_COUNTS, list(set(project_ids))), self._keep_projects),
+        ]
+
+    def _keep_counters(self, rows: Sequence[Row]) -> None:
+        self._before = {row[0]: row[1] for row in rows}
+
+    def _keep_lanes(self, rows: Sequence[Row]) -> None:
+        self._queued_in_lane = {(agent, project): queued for agent, project, queued in rows}
+
+    def _keep_projects(self, rows: Sequence[Row]) -> None:
+        self._projects = {row[0]: ProjectCount(*row[1:]) for row in rows}
+
+    def need_election(self) -> list[Need]:
+        """Return what reads who dispatches, unless that is known."""
+        return (
+            [] if self._election is not None else [((nodes.READ_LEADER, ()), self._keep_election)]
+        )
+
+    def _keep_election(self, rows: Sequence[Row]) -> None:
+        self._election = nodes.to_election(rows)
+
+    @property
+    def election(self) -> Election:
+        """Who was elected last.
+
+        Its lease may have ended. Then nobody needs to be told anything: whoever is elected next
+        reads everything anew.
+        """
+        found = self._election
+        if found is None:
+            found = self._election = nodes.to_election(self.transaction.read(nodes.READ_LEADER))
+        return found
 
     def load_ledger(
         self,
@@ -1010,10 +1095,9 @@ class UnitOfWork:
 
         While nobody dispatches nobody is told: whoever is elected next reads everything.
         """
-        if self._dispatcher is None:
-            self._dispatcher = nodes.dispatcher_node(self.transaction)
-        if self._dispatcher not in (nodes.NOBODY, by):
-            self._messages += [(DISPATCHER, nodes.Kind.CHANGED, row.id) for row in rows]
+        changed = [row.id for row in rows]
+        if changed and self.election.node_id not in (nodes.NOBODY, by):
+            self._messages += [(DISPATCHER, nodes.Kind.CHANGED, task_id) for task_id in changed]
 
     def write(self) -> None:
         """Write everything that the steps have changed."""

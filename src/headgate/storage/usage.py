@@ -1,4 +1,4 @@
-"""What tasks used, by the hour, project, agent and model: the rows behind usage reports.
+"""What tasks and calls used, by hour, project, agent, model and key: rows behind usage reports.
 
 They stand beside `project_usage`, which shares are reckoned from: that one is small, exact for each
 project and read whole by every dispatcher, while here anybody can add a row by naming an agent. An
@@ -25,19 +25,20 @@ import msgspec
 from headgate.core.dispatch_state import NO_ESTIMATE, TargetEstimate
 from headgate.core.estimates import Estimates, Kind, Learned, SilentKind
 from headgate.core.fair_share import SECONDS_PER_HOUR, hour_of
+from headgate.core.money import format_usd
 from headgate.core.retention import usage_kept_since
 from headgate.storage.migrations import Migration, statements
 from headgate.storage.schema import ESTIMATE_ROWS
 from headgate.storage.tokens import Bounds
 from headgate.storage.transaction import Access, Row, Transaction, Value
 
-# The contract of usage reports: what tasks used, by project, agent, model or day.
+# The contract of usage reports: what was used, by project, agent, model, slot (a key) or day.
 #
 # Figures are kept by the hour for four hundred days. A day is one of UTC.
 
-Grouping = Literal["project", "agent", "model", "day"]
+Grouping = Literal["project", "agent", "model", "slot", "day"]
 
-GROUPINGS: tuple[Grouping, ...] = ("project", "agent", "model", "day")
+GROUPINGS: tuple[Grouping, ...] = ("project", "agent", "model", "slot", "day")
 MAX_ROWS = 1_000
 """How many rows a report has; what is left is one more."""
 
@@ -46,16 +47,18 @@ OTHER = " other"
 
 
 class UsageSum(msgspec.Struct, frozen=True, kw_only=True):
-    """What was used under one key: tasks that ended, attempts that ended, tokens, micro-dollars.
+    """What was used under one key: tasks and attempts that ended, calls, tokens, micro-dollars.
 
-    The assumed amounts are the part of the others that nobody reported: an attempt was lost or
-    ended without a word, and what was held for it was booked. Unpriced are the tokens of a model of
-    which nobody knows the price.
+    A call of a task is in the attempt of that task, and not among the calls. The assumed amounts
+    are the part of the others that nobody reported: an attempt was lost or ended without a word,
+    and what was held for it was booked. Unpriced are the tokens of a model of which nobody knows
+    the price.
     """
 
     key: str
     tasks: int = 0
     attempts: int = 0
+    calls: int = 0
     tokens: int = 0
     micro_usd: int = 0
     assumed_tokens: int = 0
@@ -101,10 +104,19 @@ class KnownKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnpricedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that was used though nobody knows its price, and how many tokens of it."""
+    """A model that was used though nobody knows its price, how many tokens, and what was booked."""
 
     model: str
     tokens: int
+    assumed_micro_usd: int = 0
+
+    @property
+    def problem(self) -> str:
+        """What it does to budgets."""
+        if not self.assumed_micro_usd:
+            return f"has no price: {self.tokens:,} tokens were booked at no cost"
+        booked = format_usd(self.assumed_micro_usd)
+        return f"has no price: for {self.tokens:,} tokens {booked} was booked, as was reserved"
 
 
 PART = "usage"
@@ -146,6 +158,35 @@ _ADD_UNPRICED = (
     "ALTER TABLE usage_rows ADD COLUMN unpriced_tokens BIGINT NOT NULL DEFAULT 0",
     "ALTER TABLE usage_totals ADD COLUMN unpriced_tokens BIGINT NOT NULL DEFAULT 0",
 )
+# The key takes part in what a row is of, so SQLite needs another table.
+_ADD_SLOTS_SQLITE = """
+CREATE TABLE usage_rows_by_slot (
+    hour BIGINT,
+    project_id TEXT,
+    agent_id TEXT,
+    model TEXT,
+    slot TEXT,
+    tasks BIGINT NOT NULL,
+    attempts BIGINT NOT NULL,
+    calls BIGINT NOT NULL,
+    tokens BIGINT NOT NULL,
+    micro_usd BIGINT NOT NULL,
+    assumed_tokens BIGINT NOT NULL,
+    assumed_micro_usd BIGINT NOT NULL,
+    unpriced_tokens BIGINT NOT NULL,
+    PRIMARY KEY (hour, project_id, agent_id, model, slot)
+) WITHOUT ROWID;
+INSERT INTO usage_rows_by_slot SELECT hour, project_id, agent_id, model, '', tasks, attempts, 0,
+    tokens, micro_usd, assumed_tokens, assumed_micro_usd, unpriced_tokens FROM usage_rows;
+DROP TABLE usage_rows;
+ALTER TABLE usage_rows_by_slot RENAME TO usage_rows
+"""
+_ADD_SLOTS_POSTGRES = """
+ALTER TABLE usage_rows ADD COLUMN slot TEXT COLLATE "C" NOT NULL DEFAULT '';
+ALTER TABLE usage_rows ADD COLUMN calls BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE usage_rows DROP CONSTRAINT usage_rows_pkey;
+ALTER TABLE usage_rows ADD PRIMARY KEY (hour, project_id, agent_id, model, slot)
+"""
 _TOTAL_TABLES = """
 CREATE TABLE usage_totals (
     seq {sequence},
@@ -202,10 +243,13 @@ MIGRATIONS = (
         ),
     ),
     Migration(number=5, sqlite=_ADD_UNPRICED, postgres=_ADD_UNPRICED),
+    Migration(
+        number=6, sqlite=statements(_ADD_SLOTS_SQLITE), postgres=statements(_ADD_SLOTS_POSTGRES)
+    ),
 )
 
 _AMOUNTS = (
-    *("tasks", "attempts", "tokens", "micro_usd"),
+    *("tasks", "attempts", "calls", "tokens", "micro_usd"),
     *("assumed_tokens", "assumed_micro_usd", "unpriced_tokens"),
 )
 _SUMS = ", ".join(f"CAST(SUM({name}) AS BIGINT)" for name in _AMOUNTS)
@@ -213,6 +257,7 @@ _KEYS: dict[Grouping, str] = {
     "project": "project_id",
     "agent": "agent_id",
     "model": "model",
+    "slot": "slot",
     "day": f"hour / {SECONDS_PER_DAY} * {SECONDS_PER_DAY}",
 }
 _FULL_HOURS = (
@@ -221,14 +266,16 @@ _FULL_HOURS = (
 _IS_OWN = f"NOT (agent_id = '{OTHER}' AND model = '{OTHER}')"
 # What is folded must not take part in the choice, or the second statement would choose otherwise.
 _CHEAPEST = (
-    f"hour = ? AND {_IS_OWN} AND (project_id, agent_id, model) NOT IN"  # noqa: S608
-    f" (SELECT project_id, agent_id, model FROM usage_rows WHERE hour = ? AND {_IS_OWN}"
-    " ORDER BY micro_usd DESC, tokens DESC, attempts DESC, project_id, agent_id, model LIMIT ?)"
+    f"hour = ? AND {_IS_OWN} AND (project_id, agent_id, model, slot) NOT IN"  # noqa: S608
+    f" (SELECT project_id, agent_id, model, slot FROM usage_rows WHERE hour = ? AND {_IS_OWN}"
+    " ORDER BY micro_usd DESC, tokens DESC, attempts + calls DESC,"
+    " project_id, agent_id, model, slot LIMIT ?)"
 )
 _FOLD = (
-    f"INSERT INTO usage_rows SELECT hour, project_id, '{OTHER}', '{OTHER}', {_SUMS}"  # noqa: S608
+    f"INSERT INTO usage_rows (hour, project_id, agent_id, model, slot, {', '.join(_AMOUNTS)})"  # noqa: S608
+    f" SELECT hour, project_id, '{OTHER}', '{OTHER}', '{OTHER}', {_SUMS}"
     f" FROM usage_rows WHERE {_CHEAPEST} GROUP BY hour, project_id"
-    " ON CONFLICT (hour, project_id, agent_id, model) DO UPDATE SET "
+    " ON CONFLICT (hour, project_id, agent_id, model, slot) DO UPDATE SET "
     + ", ".join(f"{name} = usage_rows.{name} + excluded.{name}" for name in _AMOUNTS)
 )
 _FORGET = f"DELETE FROM usage_rows WHERE {_CHEAPEST}"  # noqa: S608
@@ -253,7 +300,8 @@ _FOLD_TOTALS = (
     + ", ".join(f"{name} = usage_totals.{name} + excluded.{name}" for name in _TOTALS)
 )
 _UNPRICED = (
-    "SELECT model, CAST(SUM(unpriced_tokens) AS BIGINT) FROM usage_rows"  # noqa: S608
+    "SELECT model, CAST(SUM(unpriced_tokens) AS BIGINT),"  # noqa: S608
+    " CAST(SUM(assumed_micro_usd) AS BIGINT) FROM usage_rows"
     " WHERE hour >= ? AND unpriced_tokens > 0 AND model <> ? GROUP BY model"
     f" ORDER BY 2 DESC, 1 LIMIT {MAX_UNPRICED}"
 )
@@ -287,7 +335,10 @@ def totals(transaction: Transaction) -> tuple[UsageTotal, ...]:
 def unpriced(transaction: Transaction, *, since: int) -> tuple[UnpricedModel, ...]:
     """Return the models that were used from an hour on without a price, the most used first."""
     rows = transaction.read(_UNPRICED, (since, OTHER))
-    return tuple(UnpricedModel(model=model, tokens=tokens) for model, tokens in rows)
+    return tuple(
+        UnpricedModel(model=model, tokens=tokens, assumed_micro_usd=assumed)
+        for model, tokens, assumed in rows
+    )
 
 
 def known_kinds(
@@ -333,7 +384,7 @@ def report(
     """Sum up what was used from one hour until before another."""
     conditions, values = _conditions(since, until, bounds)
     key = _KEYS[by]
-    order = "1" if by == "day" else "5 DESC, 4 DESC, 1"
+    order = "1" if by == "day" else "6 DESC, 5 DESC, 1"
     sql = f"SELECT {key}, {_SUMS} FROM usage_rows WHERE {conditions}"  # noqa: S608
     rows = transaction.read(f"{sql} GROUP BY 1 ORDER BY {order} LIMIT {MAX_ROWS + 1}", values)
     totals = transaction.read(f"SELECT '', {_SUMS} FROM usage_rows WHERE {conditions}", values)  # noqa: S608

@@ -28,7 +28,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar
 from enum import Enum
@@ -36,6 +36,7 @@ from functools import partial
 from importlib import import_module
 from io import BytesIO
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -139,8 +140,13 @@ def perform(database: Database, jobs: Sequence[Job], *, tries: int = TRIES) -> N
 
 def _perform_once(database: Database, jobs: Sequence[Job]) -> None:
     transaction = database.begin()
+    is_alone = len(jobs) == 1
     for batch, group in groupby(jobs, key=lambda job: job.batch):
-        if batch is None:
+        if batch is None and is_alone:
+            # Beside nothing else it needs no savepoint: if it fails, all of the transaction does.
+            jobs[0].error = None
+            jobs[0].answer = jobs[0].work(transaction)
+        elif batch is None:
             for job in group:
                 _run_operation(transaction, job)
         else:
@@ -245,6 +251,39 @@ class OrderBook:
         return [] if due and self._is_stopped() else [Job(one.order.operation) for one in due]
 
 
+# Who asks for something: those who do take turns, so that one who asks for much keeps the others
+# waiting for a part of it at most.
+
+ALONE_SECONDS = 1.0
+"""Who else has asked for something lately is not alone."""
+
+asker: ContextVar[str] = ContextVar("asker", default="")
+"""For whom something is asked; empty is the service itself."""
+
+
+class Askers:
+    """Who asked for something last, and who did before that."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._latest = self._other = ("", -ALONE_SECONDS)
+
+    def note(self, who: str) -> None:
+        """Note that somebody asks for something."""
+        if who != self._latest[0]:
+            self._other = self._latest
+        self._latest = (who, self._clock())
+
+    def is_alone(self, who: str) -> bool:
+        """Tell whether nobody else has asked for anything lately."""
+        others = self._other if self._latest[0] == who else self._latest
+        return self._clock() - others[1] >= ALONE_SECONDS
+
+
+askers = Askers()
+"""The callers of this process."""
+
+
 # Jobs that somebody in an event loop waits for, and how they are answered.
 
 
@@ -276,13 +315,14 @@ class Writer(Protocol):
 
 
 class Awaited(Job):
-    """A job with the caller that waits for its answer, in the event loop that runs."""
+    """A job with whoever asks for it, and waits for its answer in the event loop that runs."""
 
-    __slots__ = ("future",)
+    __slots__ = ("future", "who")
 
     def __init__(self, work: Any, batch: Batch[Any, Any] | None = None) -> None:  # noqa: ANN401
         super().__init__(work, batch)
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.who = asker.get()
 
 
 def answer(jobs: Iterable[Awaited]) -> None:
@@ -626,35 +666,6 @@ A long list costs the database as much as the dispatcher has in seconds, and a s
 processors between all who ask. So one caller has at most one reader at a time, for a third of its
 time; one that is alone has all of them.
 """
-
-ALONE_SECONDS = 1.0
-"""Who else has asked for something lately is not alone."""
-
-asker: ContextVar[str] = ContextVar("asker", default="")
-"""For whom a question is asked; empty is the service itself."""
-
-
-class Askers:
-    """Who asked for something last, and who did before that."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._latest = self._other = ("", -ALONE_SECONDS)
-
-    def note(self, who: str) -> None:
-        """Note that somebody asks for something."""
-        if who != self._latest[0]:
-            self._other = self._latest
-        self._latest = (who, self._clock())
-
-    def is_alone(self, who: str) -> bool:
-        """Tell whether nobody else has asked for anything lately."""
-        others = self._other if self._latest[0] == who else self._latest
-        return self._clock() - others[1] >= ALONE_SECONDS
-
-
-askers = Askers()
-"""The callers of this process."""
 
 
 class Questions:
@@ -1188,20 +1199,189 @@ def _with_records(answer: object) -> bytes:
     return file.getvalue()
 
 
+# What waits for a process that writes.
+#
+# A transaction locks the ledger, for everybody and on all nodes, so its length is what each of the
+# steps waits from a submit to a start. A caller that asks for hundreds of things at a time is in
+# all transactions and makes all of them long. So beside others it has a few jobs in one of them,
+# and is in one of three.
+
+SHARE_OF_JOBS = 8
+"""How many times as many jobs as there is room for one caller may have waiting."""
+
+WRITER_PAUSES = 2
+"""How many times as long as its last transaction took a caller waits for the next, beside others.
+
+What it asks for meanwhile is in that one, and costs it together little more than one job alone. A
+caller that is alone waits for nothing.
+"""
+
+MAX_JOBS_OF_CALLER = 64
+MAX_BYTES_OF_CALLER = 2**18
+"""How much of one caller is in a transaction at most, beside others."""
+
+
+class _Waiting:
+    """What a caller waits for: those that go first of its own, the others, and what was sent."""
+
+    __slots__ = ("first", "others", "paused_until", "sent")
+
+    def __init__(self) -> None:
+        self.first: deque[Awaited] = deque()
+        self.others: deque[Awaited] = deque()
+        self.sent = 0
+        self.paused_until = 0.0
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.others)
+
+
+class JobQueue:
+    """Jobs that wait to be sent, by caller; the service itself waits for nobody."""
+
+    def __init__(
+        self, callers: Askers = askers, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._callers = callers
+        self._clock = clock
+        # The caller whose turn it is stands first.
+        self._by_caller: dict[str, _Waiting] = {"": _Waiting()}
+        self._length = 0
+        self.is_closing = False
+        """Whether nobody is kept waiting any more."""
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Awaited]:
+        for waiting in self._by_caller.values():
+            yield from waiting.first
+            yield from waiting.others
+
+    @property
+    def first(self) -> int:
+        """How many jobs of the service itself go first."""
+        return len(self._by_caller[""].first)
+
+    def of(self, who: str) -> int:
+        """Return how many jobs of a caller wait."""
+        return len(self._by_caller.get(who, ()))
+
+    def put(self, job: Awaited, *, goes_first: bool) -> None:
+        """Have a job sent, before the others of its caller if it goes first."""
+        waiting = self._by_caller.get(job.who)
+        if waiting is None:
+            waiting = self._by_caller[job.who] = _Waiting()
+            self._forget_idle()
+        (waiting.first if goes_first else waiting.others).append(job)
+        self._length += 1
+
+    def take(self, pack: Callable[[Awaited], bytes | None]) -> list[tuple[Awaited, bytes]]:
+        """Return the jobs of the next frame; those that are packed as nothing are left out."""
+        frame: list[tuple[Awaited, bytes]] = []
+        left_bytes = self._move(self._by_caller[""].first, frame, pack, MAX_BATCH, MAX_FRAME_BYTES)
+        now = self._clock()
+        for who, waiting in list(self._by_caller.items()):
+            if len(frame) >= MAX_BATCH or left_bytes <= 0:
+                break
+            if not waiting or self._seconds_left(who, waiting, now):
+                continue
+            most, most_bytes = MAX_BATCH, left_bytes
+            if not self._is_free(who):
+                most = min(most, len(frame) + MAX_JOBS_OF_CALLER)
+                most_bytes = min(most_bytes, MAX_BYTES_OF_CALLER)
+            before = len(frame)
+            for jobs in (waiting.first, waiting.others):
+                rest = self._move(jobs, frame, pack, most, most_bytes)
+                left_bytes -= most_bytes - rest
+                most_bytes = rest
+            waiting.sent += len(frame) - before
+            # It is the last in turn now.
+            self._by_caller[who] = self._by_caller.pop(who)
+        return frame
+
+    def answered(self, jobs: Iterable[Awaited], seconds: float) -> None:
+        """Note how long jobs that were sent have taken, all of them together."""
+        paused_until = self._clock() + WRITER_PAUSES * seconds
+        for job in jobs:
+            waiting = self._by_caller[job.who]
+            waiting.sent -= 1
+            waiting.paused_until = paused_until
+
+    def seconds_left(self) -> float | None:
+        """Return when it is the turn of somebody who waits; None if that is after an answer."""
+        now = self._clock()
+        left = [
+            self._seconds_left(who, waiting, now)
+            for who, waiting in self._by_caller.items()
+            if waiting
+        ]
+        soonest = min(left, default=inf)
+        return None if soonest == inf else soonest
+
+    def drain(self) -> list[Awaited]:
+        """Take everything out."""
+        jobs = list(self)
+        for waiting in self._by_caller.values():
+            waiting.first.clear()
+            waiting.others.clear()
+        self._length = 0
+        return jobs
+
+    def _is_free(self, who: str) -> bool:
+        return not who or self.is_closing or self._callers.is_alone(who)
+
+    def _seconds_left(self, who: str, waiting: _Waiting, now: float) -> float:
+        """Return for how long a caller has no turn."""
+        if self._is_free(who):
+            return 0.0
+        return inf if waiting.sent else max(0.0, waiting.paused_until - now)
+
+    def _move(
+        self,
+        jobs: deque[Awaited],
+        frame: list[tuple[Awaited, bytes]],
+        pack: Callable[[Awaited], bytes | None],
+        most: int,
+        most_bytes: int,
+    ) -> int:
+        """Move jobs into a frame that has `most` in the end; return how many bytes are left."""
+        while jobs and len(frame) < most and most_bytes > 0:
+            job = jobs.popleft()
+            self._length -= 1
+            if not job.future.cancelled() and (packed := pack(job)) is not None:
+                frame.append((job, packed))
+                most_bytes -= len(packed)
+        return most_bytes
+
+    def _forget_idle(self) -> None:
+        """Forget callers that nothing is known of, where there are many."""
+        if len(self._by_caller) > MAX_QUESTIONS:
+            now = self._clock()
+            self._by_caller = {
+                who: waiting
+                for who, waiting in self._by_caller.items()
+                if not who or waiting or waiting.sent or waiting.paused_until > now
+            }
+
+
 # A writer whose transactions run in a process of its own, so that they share no interpreter.
 #
-# What waits is sent as one frame, which becomes one transaction, and is answered in its order.
-# While one frame is worked on the next is sent, so that the process need not wait; all that comes
-# after waits here, and is in the frame after that. So whatever goes first waits for two
-# transactions at most, and what is under way has a bound.
+# What waits is sent in frames. While a transaction is under way the next ones are sent, so that the
+# process need not wait; it takes all that have come into its next transaction, and answers them in
+# their order. What is sent ahead has a bound, and all else waits here: so whatever goes first waits
+# for two transactions at most.
 #
 # Rule: when the process ends, whatever it had not answered may be on disk or not, and its callers
 # are told so. What it was not sent yet waits for the next process, which is started at once; but if
 # one after the other ends as soon as it began, there is a wait between them, and nothing is taken.
 
 
-MAX_FRAMES = 2
+MAX_FRAMES = 8
 MAX_FRAME_BYTES = 4 * 2**20
+MAX_AHEAD_BYTES = 2 * MAX_FRAME_BYTES
+"""How much may have been sent and not been answered; the last frame may go beyond."""
+
 SHORT_LIFE_SECONDS = 1.0
 MAX_SHORT_LIVES = 3
 RESTARTS = Backoff(base_seconds=0.1, max_seconds=5.0)
@@ -1234,8 +1414,8 @@ class ProcessWriter:
         self._starter = starter
         self._max_queued = max_queued
         self._close_seconds = close_seconds
-        self._first: deque[Awaited] = deque()
-        self._waiting: deque[Awaited] = deque()
+        self._waiting = JobQueue()
+        self._turn: asyncio.TimerHandle | None = None
         self._line: _Line | None = None
         self._restart: asyncio.TimerHandle | None = None
         self._short_lives = 0
@@ -1253,7 +1433,7 @@ class ProcessWriter:
     def queue_length(self) -> int:
         """How many calls wait for the next transaction; those in the one under way do not."""
         behind = 0 if self._line is None else self._line.waiting
-        return len(self._first) + len(self._waiting) + behind
+        return len(self._waiting) + behind
 
     def start(self) -> None:
         """Start the process, if it does not run."""
@@ -1271,27 +1451,31 @@ class ProcessWriter:
             self._restart = None
         line = self._line
         sent = () if line is None else line.sent
-        left = [job.future for job in (*sent, *self._first, *self._waiting)]
+        left = [job.future for job in (*sent, *self._waiting)]
         if left and line is not None:
+            self._waiting.is_closing = True
+            self._pump()
             await asyncio.wait(left, timeout=self._close_seconds)
+            self._waiting.is_closing = False
         line, self._line = self._line, None
         if line is not None:
             await line.close(self._close_seconds)
-            _fail_all(line.sent, LedgerUnavailableError(_ENDED))
+            self._fail_sent(line)
         self._fail_waiting()
+        if self._turn is not None:
+            self._turn.cancel()
 
     def submit(
         self, operation: Callable[[Transaction], Answer], *, goes_first: bool = False
     ) -> asyncio.Future[Answer]:
         """Run an operation in one of the next transactions; it must be one that can be sent."""
-        job = Awaited(operation)
-        return self._enqueue(job, self._first if goes_first else self._waiting)
+        return self._enqueue(Awaited(operation), goes_first=goes_first)
 
     def submit_request(
         self, batch: Batch[Request, Answer], request: Request
     ) -> asyncio.Future[Answer]:
         """Hand a request to its batch function together with those beside it."""
-        return self._enqueue(Awaited(request, batch), self._waiting)
+        return self._enqueue(Awaited(request, batch), goes_first=False)
 
     def keep(self, orders: Sequence[StandingOrder]) -> None:
         """Repeat these and no others while this loop is busy; each call is a sign of it."""
@@ -1299,15 +1483,23 @@ class ProcessWriter:
         if self._line is not None:
             self._line.keep(orders)
 
-    def _enqueue(self, job: Awaited, queue: deque[Awaited]) -> asyncio.Future[Any]:
+    def _enqueue(self, job: Awaited, *, goes_first: bool) -> asyncio.Future[Any]:
         self._refuse_unless_open(job)
-        most = MAX_FIRST if queue is self._first else self._max_queued
-        if len(queue) >= most:
-            problem = f"{most} calls wait already; try again later"
-            raise LedgerUnavailableError(problem)
-        queue.append(job)
+        self._refuse_unless_room(job, goes_first=goes_first)
+        self._waiting.put(job, goes_first=goes_first)
         self._pump_soon()
         return job.future
+
+    def _refuse_unless_room(self, job: Awaited, *, goes_first: bool) -> None:
+        waiting = self._waiting
+        if goes_first and not job.who:
+            _refuse_if_full(waiting.first, MAX_FIRST)
+            return
+        _refuse_if_full(len(waiting), self._max_queued)
+        own = waiting.of(job.who)
+        if job.who and own >= SHARE_OF_JOBS * (self._max_queued - len(waiting)):
+            problem = f"{len(waiting)} calls wait already, {own} of them yours; try again later"
+            raise LedgerUnavailableError(problem)
 
     def _refuse_unless_open(self, job: Awaited) -> None:
         if not self._is_open:
@@ -1331,24 +1523,22 @@ class ProcessWriter:
         """Send what waits, as far as the process is not too far behind."""
         self._is_pumping = False
         line = self._line
-        while line is not None and self._has_waiting() and len(line.frames) < MAX_FRAMES:
-            packed = self._taken(line)
-            if packed:
-                line.send(self._wire.join(packed), jobs=len(packed))
+        while line is not None and len(self._waiting) and line.has_room:
+            frame = self._waiting.take(self._packed)
+            if not frame:
+                self._pump_later()
+                return
+            line.sent.extend([job for job, _ in frame])
+            line.send(self._wire.join([packed for _, packed in frame]), jobs=len(frame))
 
-    def _has_waiting(self) -> bool:
-        return bool(self._first or self._waiting)
-
-    def _taken(self, line: _Line) -> list[bytes]:
-        packed: list[bytes] = []
-        size_bytes = 0
-        while self._has_waiting() and len(packed) < MAX_BATCH and size_bytes < MAX_FRAME_BYTES:
-            job = (self._first or self._waiting).popleft()
-            if not job.future.cancelled() and (one := self._packed(job)) is not None:
-                line.sent.append(job)
-                packed.append(one)
-                size_bytes += len(one)
-        return packed
+    def _pump_later(self) -> None:
+        """Send more when it is somebody's turn; without a time an answer comes before that."""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        seconds = self._waiting.seconds_left()
+        if seconds is not None:
+            self._turn = asyncio.get_running_loop().call_later(seconds, self._pump)
 
     def _packed(self, job: Awaited) -> bytes | None:
         try:
@@ -1373,7 +1563,9 @@ class ProcessWriter:
 
     def _answered(self, line: _Line, frames: list[bytes]) -> None:
         answered = [self._wire.unpack_answers(frame, line.sent) for frame in frames]
-        line.settle(sum(map(len, answered)))
+        seconds = line.settle(sum(map(len, answered)))
+        for jobs in answered:
+            self._waiting.answered(jobs, seconds)
         # The process is not to wait for what these answers set in motion here.
         self._pump()
         for jobs in answered:
@@ -1384,7 +1576,7 @@ class ProcessWriter:
         if line is not self._line:
             return
         self._line = None
-        _fail_all(line.sent, LedgerUnavailableError(_ENDED))
+        self._fail_sent(line)
         if not self._is_open:
             self._fail_waiting()
             return
@@ -1402,15 +1594,25 @@ class ProcessWriter:
         seconds = RESTARTS.seconds(max(1, self._short_lives), draw=0.0)
         self._restart = asyncio.get_running_loop().call_later(seconds, self._spawn)
 
+    def _fail_sent(self, line: _Line) -> None:
+        """Tell the callers of what was sent that nobody knows what came of it."""
+        failed = list(line.sent)
+        line.sent.clear()
+        self._waiting.answered(failed, 0.0)
+        _fail(failed, LedgerUnavailableError(_ENDED))
+        deliver(failed)
+
     def _fail_waiting(self) -> None:
-        for queue in (self._first, self._waiting):
-            _fail_all(queue, LedgerUnavailableError(_AWAY))
+        failed = self._waiting.drain()
+        _fail(failed, LedgerUnavailableError(_AWAY))
+        deliver(failed)
 
 
 class _Line:
     """The socket to a process, and what it has been sent and has not answered.
 
-    `sent` are the jobs, in their order, and `frames` how many of them are in each frame.
+    `sent` are the jobs, in their order, and `frames` how many of them are in each frame, and how
+    many bytes.
     """
 
     def __init__(
@@ -1421,7 +1623,9 @@ class _Line:
         lost: Callable[[_Line], None],
     ) -> None:
         self.sent: deque[Awaited] = deque()
-        self.frames: deque[int] = deque()
+        self.frames: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+        self._busy_since = 0.0
         self._first_answer_at: float | None = None
         self.last_words = "it gave no reason"
         self._answered = answered
@@ -1437,7 +1641,16 @@ class _Line:
     @property
     def waiting(self) -> int:
         """How many jobs were sent and are not in the transaction under way."""
-        return len(self.sent) - (self.frames[0] if self.frames else 0)
+        return len(self.sent) - (self.frames[0][0] if self.frames else 0)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another frame may be sent ahead of its transaction."""
+        return (
+            len(self.frames) < MAX_FRAMES
+            and self.waiting < MAX_BATCH
+            and self._bytes < MAX_AHEAD_BYTES
+        )
 
     @property
     def has_answered(self) -> bool:
@@ -1449,14 +1662,24 @@ class _Line:
         since = self._first_answer_at
         return since is not None and self._loop.time() >= since + SHORT_LIFE_SECONDS
 
-    def settle(self, jobs: int) -> None:
-        """Forget frames of which so many jobs were answered; an answer is for whole frames."""
+    def settle(self, jobs: int) -> float:
+        """Forget frames of which so many jobs were answered, and return how long these have taken.
+
+        An answer is for whole frames.
+        """
         while jobs > 0:
-            jobs -= self.frames.popleft()
+            in_frame, size_bytes = self.frames.popleft()
+            jobs -= in_frame
+            self._bytes -= size_bytes
+        since, self._busy_since = self._busy_since, self._loop.time()
+        return self._busy_since - since
 
     def send(self, payload: bytes, *, jobs: int) -> None:
         """Send a frame of jobs, or as much of it as can be sent; the rest follows by itself."""
-        self.frames.append(jobs)
+        if not self.frames:
+            self._busy_since = self._loop.time()
+        self.frames.append((jobs, len(payload)))
+        self._bytes += len(payload)
         self._write(framed(payload))
 
     def keep(self, orders: Sequence[StandingOrder]) -> None:
@@ -1525,14 +1748,6 @@ class _Line:
     def _reap(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def _fail_all(jobs: deque[Awaited], error: Exception) -> None:
-    failed = list(jobs)
-    jobs.clear()
-    for job in failed:
-        job.fail(error)
-    deliver(failed)
 
 
 # The process that writes: it takes jobs from a socket, all that wait into one transaction.
