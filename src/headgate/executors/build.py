@@ -13,7 +13,15 @@ from headgate.errors import InvalidSettingError
 from headgate.executors.callable import CallableExecutor
 from headgate.executors.command import CommandExecutor
 from headgate.executors.executor import Executor
-from headgate.executors.targets import CallableTarget, CommandTarget, HttpTarget, PullTarget, Target
+from headgate.executors.targets import (
+    CallableTarget,
+    CommandTarget,
+    GatewayTarget,
+    HttpTarget,
+    PullTarget,
+    RayTarget,
+    Target,
+)
 from headgate.executors.templates import ObserveSlot, SlotKeys, no_slot_keys
 from headgate.providers.prices import PriceList
 
@@ -75,6 +83,14 @@ def build_executor(
             )
         case CallableTarget():
             return CallableExecutor(name, target, prices=prices)
+        case RayTarget():
+            from headgate.executors.ray import RayExecutor  # noqa: PLC0415  few have a cluster
+
+            return RayExecutor(name, target, environ=environ, prices=prices)
+        case GatewayTarget():
+            from headgate.executors.gateway import GatewayExecutor  # noqa: PLC0415  as above
+
+            return GatewayExecutor(target, clock=clock, prices=prices)
         case PullTarget():
             setting = f"targets.{name}.kind"
             raise InvalidSettingError(setting, "has no executor; workers run what they pull")
@@ -90,15 +106,8 @@ def _http_executor(
     slot_keys: SlotKeys,
     observe_slot: ObserveSlot | None,
 ) -> Executor:
-    try:
-        from headgate.executors.http import HttpExecutor  # noqa: PLC0415  httpx2 is an extra
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "httpx2":
-            raise
-        setting = f"targets.{name}.kind"
-        problem = "needs the package httpx2, which is not installed"
-        advice = "run pip install 'headgate[server]'"
-        raise InvalidSettingError(setting, f"{problem}; {advice}") from None
+    from headgate.executors.http import HttpExecutor  # noqa: PLC0415  httpx2 is slow to load
+
     return HttpExecutor(
         name,
         target,

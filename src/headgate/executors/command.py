@@ -12,13 +12,15 @@ import asyncio
 import errno
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from errno import EACCES, ENOENT
 from pathlib import Path
 from typing import Any, Protocol
@@ -104,6 +106,8 @@ class CommandExecutor:
         variables = self._variables
         for name, text in self._slot_variables.items():
             variables = variables | {name: text.filled(order)}
+        if order.gateway is not None:
+            variables = variables | order.gateway.variables(own=variables)
         return Child(
             command=self._target.command,
             environ=variables | variables_of(order),
@@ -532,10 +536,23 @@ class _ExitWatch:
         self._on_exit()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        _wait_for_exit(process.pid)
         # A loop that is closed says that nobody waits any more.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._on_exit)
+
+
+def _wait_for_exit(pid: int) -> None:
+    """Return when a child has ended, and leave it to be reaped: its group has its number."""
+    if sys.platform == "darwin" and not hasattr(os, "waitid"):
+        # Python has the other way on macOS from 3.13 on.
+        flags = select.KQ_EV_ADD | select.KQ_EV_ONESHOT
+        event = select.kevent(pid, select.KQ_FILTER_PROC, flags, select.KQ_NOTE_EXIT)
+        # One that has ended already cannot be watched any more.
+        with closing(select.kqueue()) as queue, suppress(ProcessLookupError):
+            queue.control([event], 1)
+    else:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 _CHUNK_BYTES = 64 << 10

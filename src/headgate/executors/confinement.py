@@ -177,8 +177,12 @@ _MARK = re.compile(rb"(?:^|\0)HEADGATE_PROCESS_MARK=([0-9a-f.,]+)")
 _PARTS = re.compile(rb"%s\.[0-9a-f]{1,32}" % rb"\.".join((rb"([0-9a-f]{1,16})",) * 4))
 _MAX_ENVIRONMENT_BYTES = 2 << 20
 _MAX_MARK_CHARACTERS = 1_000
+_FLAGS_FIELD = 6
 _START_FIELD = 19
-"""Where the start of a process is in its `stat`, behind its name and its state."""
+_ENVIRONMENT_FIELD = 47
+"""Where the fields of a process are in its `stat`, counted behind its name."""
+_WITHOUT_MEMORY = 0x0020_0004
+"""The flags of the kernel's own threads and of a process that is ending."""
 
 
 def new_mark() -> str:
@@ -217,10 +221,13 @@ def _namespace() -> int:
 def _started_at(pid: int) -> int | None:
     """Return when a process was started, in ticks since the machine was; None if there is none."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_bytes()
+        return int(_stat(pid)[_START_FIELD])
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(stat.rpartition(b")")[2].split()[_START_FIELD])
+
+
+def _stat(pid: int | str) -> list[bytes]:
+    return (_PROC / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _is_orphan(mark: bytes) -> bool:
@@ -237,18 +244,28 @@ def has_marks() -> bool:
     return hasattr(os, "pidfd_open") and (_PROC / "self/environ").exists()
 
 
-def _processes() -> Iterator[tuple[int, bytes]]:
-    """Give all processes whose environment can be read, but this one."""
+def _processes() -> Iterator[tuple[int, bytes | None]]:
+    """Give all processes but this one, each with its environment where that can be read."""
     own = os.getpid()
     for name in os.listdir(_PROC):  # noqa: PTH208  names are enough, and there are many
         if not name.isdigit() or int(name) == own:
             continue
         try:
-            with open(f"/proc/{name}/environ", "rb") as file:  # noqa: PTH123  once a process
-                found = file.read(_MAX_ENVIRONMENT_BYTES)
+            yield int(name), _environment(name)
         except OSError:
             continue
-        yield int(name), found
+
+
+def _environment(pid: int | str) -> bytes | None:
+    """Return the environment of a process; None in the middle of an exec, while it shows none."""
+    with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123  once a process
+        found = file.read(_MAX_ENVIRONMENT_BYTES)
+    if found:
+        return found
+    fields = _stat(pid)
+    has_memory = not int(fields[_FLAGS_FIELD]) & _WITHOUT_MEMORY
+    is_empty = fields[_ENVIRONMENT_FIELD] == fields[_ENVIRONMENT_FIELD + 1] != b"0"
+    return None if has_memory and not is_empty else b""
 
 
 def _is_doomed(environment: bytes, doomed: frozenset[bytes], *, orphans: bool) -> bool:
@@ -259,14 +276,16 @@ def _is_doomed(environment: bytes, doomed: frozenset[bytes], *, orphans: bool) -
     return False
 
 
-def _kill(pid: int, doomed: frozenset[bytes], *, orphans: bool) -> bool:
-    """Kill a process, if it is still the one that was found."""
+def _kill(pid: int, doomed: frozenset[bytes], *, orphans: bool) -> bool | None:
+    """Kill a process, if it is still the one that was found; None while that cannot be told."""
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
         return False
     try:
-        again = Path(f"/proc/{pid}/environ").read_bytes()
+        again = _environment(pid)
+        if again is None:
+            return None
         if not _is_doomed(again, doomed, orphans=orphans):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
@@ -280,16 +299,34 @@ def _kill(pid: int, doomed: frozenset[bytes], *, orphans: bool) -> bool:
 MAX_ROUNDS = 20
 """How often the processes are looked through while new ones appear; a fork bomb is left then."""
 
+_EXEC_SECONDS = 0.002
+MAX_EXEC_LOOKS = 1_000
+"""How often it is looked again for the end of an exec; on a busy machine one may take a while."""
+
 
 def kill_marked(marks: Iterable[str], *, orphans: bool = False) -> int:
     """Kill what has one of these marks, or that of a service that is gone; return how many."""
     doomed = frozenset(mark.encode() for mark in marks)
     killed: set[int] = set()
-    for _ in range(MAX_ROUNDS):
-        found = [pid for pid, read in _processes() if _is_doomed(read, doomed, orphans=orphans)]
-        new = [pid for pid in found if _kill(pid, doomed, orphans=orphans) and pid not in killed]
-        killed.update(new)
-        if not new:
+    rounds = looks = 0
+    while rounds < MAX_ROUNDS and looks < MAX_EXEC_LOOKS:
+        new, is_unclear = set[int](), False
+        for pid, environment in _processes():
+            is_killed: bool | None = False
+            if environment is None:
+                is_killed = None
+            elif _is_doomed(environment, doomed, orphans=orphans):
+                is_killed = _kill(pid, doomed, orphans=orphans)
+            is_unclear = is_unclear or is_killed is None
+            if is_killed and pid not in killed:
+                new.add(pid)
+        killed |= new
+        if new:
+            rounds += 1
+        elif is_unclear:
+            looks += 1
+            time.sleep(_EXEC_SECONDS)
+        else:
             break
     return len(killed)
 

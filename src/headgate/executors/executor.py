@@ -13,14 +13,58 @@ import codecs
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
 from headgate.core.lifecycle import Lost, Outcome
 from headgate.core.task import Submission, TaskRecord, slot_of, waits_since
-from headgate.core.text import SLICE_BYTES, SLICE_SECONDS, Result, Steps, at_once, json_steps
+from headgate.core.text import (
+    SLICE_BYTES,
+    SLICE_SECONDS,
+    Result,
+    Steps,
+    at_once,
+    in_turns,
+    json_steps,
+)
+
+
+class GatewayAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt needs to call models through the gateway as its task's.
+
+    `protocols` are those that have an upstream with a key: "openai", "anthropic". The token is good
+    while the attempt runs.
+    """
+
+    base_url: str
+    token: str
+    protocols: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"GatewayAccess({self.base_url!r})"
+
+    def variables(self, *, own: Container[str] = ()) -> dict[str, str]:
+        """Return the variables that SDKs and agents go by.
+
+        A protocol of which the target has a variable of its `own` is left to the target: its key
+        would not be the task's, and the task's token is for nobody else.
+        """
+        variables = {"HEADGATE_BASE_URL": self.base_url, "HEADGATE_TASK_TOKEN": self.token}
+        for protocol in self.protocols:
+            address, key = GATEWAY_VARIABLES[protocol]
+            if address not in own and key not in own:
+                variables[address] = self.base_url + ("/v1" if protocol == "openai" else "")
+                variables[key] = self.token
+        return variables
+
+
+GATEWAY_VARIABLES = {
+    "openai": ("OPENAI_BASE_URL", "OPENAI_API_KEY"),
+    "anthropic": ("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+}
+"""The variables that a program finds a provider by: its address, and the key."""
 
 
 class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +73,8 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     `waits_since` is when the attempt could have started, if anybody knows; `traceparent` is the
     trace that it belongs to. `slot` is the provider's key that it is to use, and `names_slot` says
     that the task itself asked for it, and not the settings of its target. Whoever runs the order
-    stops it at its deadline and after `attempt_seconds`.
+    stops it at its deadline and after `attempt_seconds`. With `gateway` it may call models as its
+    task's. `is_resumed` says that another process has begun it, and that it may be under way still.
     """
 
     task_id: str
@@ -44,9 +89,13 @@ class WorkOrder(msgspec.Struct, frozen=True, kw_only=True):
     slot: str | None = None
     names_slot: bool = False
     attempt_seconds: float | None = None
+    gateway: GatewayAccess | None = None
+    is_resumed: bool = False
 
 
-def work_order_of(record: TaskRecord) -> WorkOrder:
+def work_order_of(
+    record: TaskRecord, gateway: GatewayAccess | None = None, *, is_resumed: bool = False
+) -> WorkOrder:
     """Return the latest attempt at a task as an order."""
     task = record.task
     return WorkOrder(
@@ -62,6 +111,8 @@ def work_order_of(record: TaskRecord) -> WorkOrder:
         slot=slot_of(record),
         names_slot=record.terms.names_slot,
         attempt_seconds=record.terms.attempt_seconds,
+        gateway=gateway,
+        is_resumed=is_resumed,
     )
 
 
@@ -105,6 +156,24 @@ class Executor(Protocol):
 
     async def execute(self, order: WorkOrder) -> Outcome:
         """Do the work, and say what came of it."""
+
+
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """How many more tasks a target could begin now; `why` says what it is short of."""
+
+    free: int
+    why: str = ""
+
+
+@runtime_checkable
+class RemoteExecutor(Executor, Protocol):
+    """An executor whose work goes on elsewhere, whatever happens to this process."""
+
+    def leave(self, task_id: str) -> None:
+        """Let the work of a task go on when its coroutine is cancelled: another finds it."""
+
+    async def room(self) -> Room | None:
+        """Say how many more tasks could begin now; None while that is not known."""
 
 
 # Results and errors in the form in which a task keeps them: JSON, and lines of bounded length.
@@ -154,16 +223,7 @@ def as_json_or_text(body: bytes) -> Steps[msgspec.Raw | None]:
 
 async def in_slices(steps: Steps[Result]) -> Result:
     """Judge what work has made, and give others their turn after each slice of time."""
-    began = time.perf_counter()
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-        if time.perf_counter() - began >= SLICE_SECONDS:
-            await asyncio.sleep(0)
-            began = time.perf_counter()
+    return await in_turns(steps, lambda: asyncio.sleep(0), time.perf_counter, SLICE_SECONDS)
 
 
 def shortened(text: str) -> str:
@@ -211,6 +271,11 @@ class OrderView(Mapping[str, Any]):
     def __init__(self, work_order: WorkOrder) -> None:
         self.work_order = work_order
         self._read: dict[str, object] | None = None
+
+    @property
+    def gateway(self) -> GatewayAccess | None:
+        """The address and the token for calls of models; None where there are none."""
+        return self.work_order.gateway
 
     def __getitem__(self, key: str) -> Any:  # noqa: ANN401  each name has a type of its own
         if self._read is None:

@@ -174,6 +174,8 @@ class HttpExecutor:
             headers[name] = text.filled(order, written=header_value)
         if order.traceparent is not None:
             headers[TRACEPARENT] = order.traceparent
+        if order.gateway is not None:
+            headers[BASE_URL], headers[TOKEN] = order.gateway.base_url, order.gateway.token
         return headers
 
     def _own_headers(self, order: WorkOrder) -> dict[str, str]:
@@ -245,7 +247,11 @@ TASK_ID = "x-headgate-task-id"
 ATTEMPT = "x-headgate-attempt"
 IDEMPOTENCY_KEY = "idempotency-key"
 TRACEPARENT = "traceparent"
-_NOT_CONFIGURABLE = frozenset((AGENT_ID, TASK_ID, ATTEMPT, IDEMPOTENCY_KEY, *FRAMING_HEADERS))
+BASE_URL = "x-headgate-base-url"
+TOKEN = "x-headgate-task-token"  # noqa: S105
+_NOT_CONFIGURABLE = frozenset(
+    (AGENT_ID, TASK_ID, ATTEMPT, IDEMPOTENCY_KEY, BASE_URL, TOKEN, *FRAMING_HEADERS)
+)
 
 
 def filled_headers(

@@ -1,9 +1,5 @@
 """Targets as the configuration writes them: where tasks are executed, and within which bounds.
 
-`book_failures` says whether a failure that reports no figures books the estimate of its task; left
-out, it does, except for the 5xx of a model API. With `trusts_cost` anybody who submits a task may
-state what it costs; otherwise only an operator may, and from anybody else it is an estimate.
-
 A target is a table with a `kind`. These types only say what may be written; what a target means is
 checked when its executor is built, which needs no network and runs nothing.
 """
@@ -12,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -34,127 +30,174 @@ TokenCount = Annotated[int, msgspec.Meta(ge=0, le=MAX_RESERVATION_TOKENS)]
 
 
 class Resolver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where an endpoint is looked up: `pointer` (RFC 6901) finds it in the JSON at `url`.
-
-    What is found replaces `{resolved}` in the target's own URL.
-    """
+    """Where an endpoint is looked up. The answer replaces `{resolved}` in the target's `url`."""
 
     url: Text
+    """The address that is asked, with the same placeholders as the target's own."""
     pointer: str = ""
+    """Where the endpoint is in the JSON answer (RFC 6901). Empty is all of it."""
     headers: dict[str, str] = {}
+    """Headers of that request."""
     timeout_seconds: Seconds = 10.0
+    """How long the answer may take."""
 
 
-class HttpTarget(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="http",
-):
-    """An HTTP endpoint; `body` says whether it gets the action or just the task's input."""
+class AnyTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every kind of target has.
 
-    url: Text = "{resolved}"
-    method: Literal["POST", "PUT", "PATCH"] = "POST"
-    headers: dict[str, str] = {}
-    body: Literal["action", "input"] = "action"
-    resolver: Resolver | None = None
-    proxy: Text | None = None
-    connect_timeout_seconds: Seconds = 10.0
-    max_connections: Count = 100
-    max_result_bytes: ResultBytes = MAX_RESULT_BYTES
-    slot: str | None = None
-    provider: str | None = None
-    book_failures: bool | None = None
-    trusts_cost: bool = False
-    estimate_usd: Dollars | None = None
-    estimate_tokens: TokenCount | None = None
-    default: bool = False
-    status: Standing = Standing.ACTIVE
-
-
-class CommandTarget(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="command",
-):
-    """A program and its arguments; `pass_env` names variables that it gets from the service's.
-
-    `run_as` is the user that it runs as, unless it is the service's own; without
-    `no_new_privileges` it may gain some by programs such as sudo.
+    A task that names no target goes to that of its agent, or else to the default: the target marked
+    so, or the only one. Without any target there is `echo`, which returns a task as its own result.
+    A target named `pull` always exists.
     """
 
-    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    env: dict[str, str] = {}
-    pass_env: tuple[str, ...] = ()
-    cwd: Text | None = None
-    run_as: Text | None = None
-    no_new_privileges: bool = True
-    max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
-    kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
     slot: str | None = None
+    """The provider key that its tasks use. A rate limit of the provider pauses all targets of the
+    slot."""
     provider: str | None = None
+    """In place of a slot: each attempt gets the slot of this provider with the most room."""
     book_failures: bool | None = None
+    """Whether a failure that reports no usage books its estimate. The default is yes, except for a
+    5xx of a model API."""
     trusts_cost: bool = False
+    """Whether anybody who submits a task may state its cost (`costUsd`). Otherwise only a token
+    with `admin` may; from others it is an estimate."""
     estimate_usd: Dollars | None = None
+    """Dollars reserved for a task without an estimate, until the cost of its kind of work is known.
+    """
     estimate_tokens: TokenCount | None = None
+    """The same in tokens."""
+    gateway: bool | None = None
+    """Whether its tasks get an address and a token of the gateway. The default is yes for `command`
+    and no for the others."""
     default: bool = False
+    """Whether tasks that name no target go here. At most one target may say so."""
     status: Standing = Standing.ACTIVE
+    """A `paused` target starts nothing. A `draining` one finishes what it has and takes no new
+    tasks."""
 
 
-class CallableTarget(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="callable",
-):
-    """A Python function as `package.module:function`; plain ones run on at most `threads`."""
+class HttpTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="http"):
+    """An HTTP endpoint."""
+
+    url: Text = "{resolved}"
+    """Where the task is sent. `{tabId}`, `{agentId}`, `{projectId}`, `{taskId}`, `{action}` and
+    `{params.name}` are filled from the task, `{env.NAME}` from the environment, `{resolved}` by the
+    resolver."""
+    method: Literal["POST", "PUT", "PATCH"] = "POST"
+    """The HTTP method."""
+    headers: dict[str, str] = {}
+    """Headers of each request; `{env.NAME}` is filled from the environment."""
+    body: Literal["action", "input"] = "action"
+    """Whether the endpoint gets the action with its parameters, or only the task's input."""
+    resolver: Resolver | None = None
+    """Where the endpoint is looked up."""
+    proxy: Text | None = None
+    """The proxy to go through."""
+    connect_timeout_seconds: Seconds = 10.0
+    """How long a connection may take."""
+    max_connections: Count = 100
+    """How many connections are open at once."""
+    max_result_bytes: ResultBytes = MAX_RESULT_BYTES
+    """The largest answer that is read."""
+
+
+class CommandTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="command"):
+    """A program that runs once for each task."""
+
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    """The program and its arguments. The task comes as JSON on standard input."""
+    env: dict[str, str] = {}
+    """Variables of the child; `{env.NAME}` is filled from the service's environment."""
+    pass_env: tuple[str, ...] = ()
+    """Names of variables that the child gets as the service has them."""
+    cwd: Text | None = None
+    """The directory it runs in. With `run_as` the default is the home of that user."""
+    run_as: Text | None = None
+    """The user it runs as, in place of the service's own."""
+    no_new_privileges: bool = True
+    """Whether it is kept from gaining privileges by programs such as `sudo`."""
+    max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
+    """How much of each output is kept."""
+    kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
+    """How long it has between being asked to end and being killed."""
+
+
+class CallableTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="callable"):
+    """A Python function in the service's own process."""
 
     entry_point: Text
+    """The function, as `package.module:function`."""
     threads: Count = 16
+    """How many calls of a plain function run at once. Coroutines need none."""
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
-    slot: str | None = None
-    provider: str | None = None
-    book_failures: bool | None = None
-    trusts_cost: bool = False
-    estimate_usd: Dollars | None = None
-    estimate_tokens: TokenCount | None = None
-    default: bool = False
-    status: Standing = Standing.ACTIVE
+    """The largest result."""
 
 
-class PullTarget(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="pull",
-):
+class PullTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="pull"):
     """The workers of agents, on machines of their own, which ask for their tasks."""
 
-    slot: str | None = None
-    provider: str | None = None
-    book_failures: bool | None = None
-    trusts_cost: bool = False
-    estimate_usd: Dollars | None = None
-    estimate_tokens: TokenCount | None = None
-    default: bool = False
-    status: Standing = Standing.ACTIVE
+
+class RayTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="ray"):
+    """A Ray cluster, which runs a Python function or a command wherever it has room.
+
+    `address` is what `ray.init` takes. `resources` are what one task needs: `num_cpus` (1 unless
+    given), `num_gpus`, `memory`, and resources of the cluster's own by their names.
+    """
+
+    address: Text = "auto"
+    """The address of the cluster, as `ray.init` takes it."""
+    entry_point: Text | None = None
+    """The function, as `package.module:function`. A target needs this or `command`."""
+    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] | None = None
+    """The program and its arguments. The task comes as JSON on standard input."""
+    resources: dict[Text, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    """What one task needs: `num_cpus` (1 unless given), `num_gpus`, `memory`, and resources of the
+    cluster's own."""
+    runtime_env: dict[str, Any] = {}
+    """The `runtime_env` of Ray: packages, working directory and variables of the task."""
+    env: dict[str, str] = {}
+    """Variables of the task; `{env.NAME}` is filled from the service's environment."""
+    kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
+    """How long it has between being asked to end and being killed."""
+    max_result_bytes: ResultBytes = MAX_RESULT_BYTES
+    """The largest result."""
 
 
-Target = HttpTarget | CommandTarget | CallableTarget | PullTarget
+class GatewayTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="gateway"):
+    """The gateway of the service itself: each task is one call of a model.
+
+    The action says what is asked, as `chat/completions`, and the input is the request. The gateway
+    chooses the key, and books what the call has used.
+    """
+
+    max_connections: Count = 1_000
+    """How many calls are made at once."""
+    max_result_bytes: ResultBytes = MAX_RESULT_BYTES
+    """The largest answer that is kept."""
+
+
+Target = HttpTarget | CommandTarget | CallableTarget | PullTarget | RayTarget | GatewayTarget
+
+
+def remote_targets(targets: Mapping[str, Target]) -> frozenset[str]:
+    """Return the targets whose work goes on without the process that started it."""
+    return frozenset(name for name, target in targets.items() if isinstance(target, RayTarget))
 
 
 def has_slot(target: Target) -> bool:
     """Tell whether tasks of a target have a slot: the one that it names, or one of a provider."""
     return target.slot is not None or target.provider is not None
+
+
+def uses_gateway(target: Target) -> bool:
+    """Tell whether tasks of a target are handed an address and a token of the gateway."""
+    is_usual = isinstance(target, CommandTarget | GatewayTarget)
+    return is_usual if target.gateway is None else target.gateway
+
+
+def gateway_targets(targets: Mapping[str, Target]) -> frozenset[str]:
+    """Return the targets whose tasks are handed an address and a token of the gateway."""
+    return frozenset(name for name, target in targets.items() if uses_gateway(target))
 
 
 FREE_PROGRAMS = frozenset({"echo", "sleep", "true", "false"})
@@ -200,7 +243,11 @@ def free_failures(targets: Mapping[str, Target]) -> frozenset[str]:
 
 PULL_NAME = "pull"
 PULL = PullTarget()
-"""The target of this name is always there."""
+GATEWAY_NAME = "gateway"
+GATEWAY = GatewayTarget()
+
+BUILT_IN_TARGETS: dict[str, Target] = {PULL_NAME: PULL, GATEWAY_NAME: GATEWAY}
+"""The targets that are always there; one of these names is of the same kind in every file."""
 
 ECHO = CallableTarget(entry_point="headgate.executors.callable:echo", default=True)
 """The target of a configuration that names none, so that a first task runs to its end."""

@@ -12,18 +12,26 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from decimal import Context, Decimal, localcontext
+from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from fnmatch import translate
 from functools import lru_cache
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from headgate.core.money import MicroUsd, Tokens, to_micro_usd, to_tokens
+from headgate.core.money import (
+    MAX_RESERVATION_MICRO_USD,
+    MICRO_PER_USD,
+    MicroUsd,
+    Tokens,
+    to_micro_usd,
+    to_tokens,
+)
 from headgate.errors import CallerError, InvalidAmountError
 
 if TYPE_CHECKING:
-    from genai_prices.types import ModelInfo, Provider
+    from genai_prices.types import ModelInfo, ModelPrice, Provider
 
 
 Dollars = Decimal | float | str
@@ -31,7 +39,12 @@ Dollars = Decimal | float | str
 CHARACTERS_PER_TOKEN = 4
 MAX_MODELS_CACHED = 1_024
 MAX_MODEL_LENGTH = 200
-_TOKENS_PER_PRICE = 1_000_000
+WEB_SEARCH_MICRO_USD = 10_000
+FILE_SEARCH_MICRO_USD = 2_500
+"""What a search by the provider costs where the price of its model does not say."""
+_PARTS = 10**12
+_SERVICE_TIERS = frozenset(("default", "fast", "flex", "priority"))
+_EXACT = Context(prec=60)
 _WILDCARD = re.compile(r"[*?\[]")
 
 
@@ -72,19 +85,86 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What is priced; the input counts everything, from the cache or not, text or not.
+
+    `cache_write_tokens` are kept for minutes, `cache_write_1h_tokens` for an hour. Audio is a part
+    of input and output, and searches are made by the provider for money of their own.
+    """
+
     input_tokens: int
     output_tokens: int
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    audio_input_tokens: int = 0
+    audio_output_tokens: int = 0
+    web_searches: int = 0
+    file_searches: int = 0
 
 
 class _Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """A price in micro-dollars for a million tokens."""
+    """A price in parts of a micro-dollar: `_PARTS` of them are one, for one token or search."""
 
     input: int
     output: int
     cache_read: int
     cache_write: int
+    cache_write_1h: int
+    audio_input: int
+    audio_output: int
+    web_search: int
+    file_search: int
+
+    def micro_usd(self, usage: _Usage) -> MicroUsd:
+        """Return what a usage costs, rounded up."""
+        cached = (
+            usage.cache_read_tokens * self.cache_read
+            + usage.cache_write_tokens * self.cache_write
+            + usage.cache_write_1h_tokens * self.cache_write_1h
+        )
+        rest = usage.input_tokens - (
+            usage.cache_read_tokens + usage.cache_write_tokens + usage.cache_write_1h_tokens
+        )
+        # Nobody says how much of the audio came from the cache: as much as must have.
+        heard, said = min(usage.audio_input_tokens, rest), usage.audio_output_tokens
+        total = (
+            cached
+            + heard * self.audio_input
+            + (rest - heard) * self.input
+            + said * self.audio_output
+            + (usage.output_tokens - said) * self.output
+            + usage.web_searches * self.web_search
+            + usage.file_searches * self.file_search
+        )
+        return MicroUsd(-(-total // _PARTS))
+
+    @property
+    def dearest_input(self) -> int:
+        """What a token of input costs at most, written to a cache or not."""
+        return max(self.input, self.cache_write, self.cache_write_1h, self.audio_input)
+
+
+_MOST_PLAIN = 1_000_000_000
+"""Up to this a count need not be looked at any closer."""
+
+_NONE_CACHED, _NO_OTHERS = (0, 0, 0), (0, 0, 0, 0)
+
+_COUNTS = _Usage.__struct_fields__
+
+
+class _Tiers(msgspec.Struct, frozen=True):
+    """The rates of a published price, by the tokens that the input is longer than."""
+
+    rates: tuple[tuple[int, _Rates], ...]
+    has_output: bool
+
+    def find(self, input_tokens: int) -> _Rates:
+        if len(self.rates) == 1:
+            return self.rates[0][1]
+        for start, rates in reversed(self.rates):
+            if input_tokens > start:
+                return rates
+        return self.rates[0][1]
 
 
 class PriceList:
@@ -106,7 +186,7 @@ class PriceList:
     def is_known(self, model: str) -> bool:
         """Tell whether a call to a model has a price; without one, `cost` refuses it."""
         try:
-            self._micro_usd(model, _Usage(input_tokens=1, output_tokens=1))
+            self._rates(model, 1, has_output=True, tier="")
         except UnknownPriceError:
             return False
         return True
@@ -139,30 +219,111 @@ class PriceList:
         output_tokens: int,
         cache_read_tokens: int = 0,
         cache_write_tokens: int = 0,
+        cache_write_1h_tokens: int = 0,
+        audio_input_tokens: int = 0,
+        audio_output_tokens: int = 0,
+        web_searches: int = 0,
+        file_searches: int = 0,
+        service_tier: str = "",
     ) -> Cost:
-        """Price a call by its usage; `input_tokens` counts everything, from the cache or not."""
+        """Price a call by its usage; `input_tokens` counts everything, from the cache or not.
+
+        Cache writes for an hour cost twice the input where the price of the model does not say.
+        """
+        if (
+            type(input_tokens) is type(output_tokens) is int
+            and 0 <= input_tokens <= _MOST_PLAIN
+            and 0 <= output_tokens <= _MOST_PLAIN
+            and (cache_read_tokens, cache_write_tokens, cache_write_1h_tokens) == _NONE_CACHED
+            and (audio_input_tokens, audio_output_tokens, web_searches, file_searches) == _NO_OTHERS
+        ):
+            # Every call is priced some times, and nearly always of two plain numbers.
+            rates = self._rates(
+                model, input_tokens, has_output=output_tokens > 0, tier=service_tier
+            )
+            parts = input_tokens * rates.input + output_tokens * rates.output
+            return Cost(
+                micro_usd=_bookable(-(-parts // _PARTS)),
+                tokens=Tokens(input_tokens + output_tokens),
+            )
         usage = _Usage(
-            input_tokens=to_tokens(input_tokens, field="input_tokens"),
-            output_tokens=to_tokens(output_tokens, field="output_tokens"),
-            cache_read_tokens=to_tokens(cache_read_tokens, field="cache_read_tokens"),
-            cache_write_tokens=to_tokens(cache_write_tokens, field="cache_write_tokens"),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cache_read_tokens=cache_read_tokens,
+            cache_write_tokens=cache_write_tokens,
+            cache_write_1h_tokens=cache_write_1h_tokens,
+            audio_input_tokens=audio_input_tokens,
+            audio_output_tokens=audio_output_tokens,
+            web_searches=web_searches,
+            file_searches=file_searches,
         )
-        if usage.cache_read_tokens + usage.cache_write_tokens > usage.input_tokens:
+        for field in _COUNTS:
+            to_tokens(getattr(usage, field), field=field)
+        cached = usage.cache_read_tokens + usage.cache_write_tokens + usage.cache_write_1h_tokens
+        if cached > usage.input_tokens:
             problem = "must also count what was read from and written to the cache"
             raise InvalidAmountError("input_tokens", problem)
+        if usage.audio_input_tokens > usage.input_tokens:
+            raise InvalidAmountError("input_tokens", "must also count the audio")
+        if usage.audio_output_tokens > usage.output_tokens:
+            raise InvalidAmountError("output_tokens", "must also count the audio")
         total = Tokens(usage.input_tokens + usage.output_tokens)
-        return Cost(micro_usd=self._micro_usd(model, usage), tokens=total)
+        return Cost(micro_usd=self._micro_usd(model, usage, service_tier), tokens=total)
 
-    def _micro_usd(self, model: str, usage: _Usage) -> MicroUsd:
-        rates = self._overrides.find(model)
-        if rates is not None:
-            return _priced(usage, rates)
+    def most(
+        self,
+        model: str,
+        *,
+        input_tokens: int,
+        output_tokens: int,
+        service_tier: str = "",
+        is_cached_1h: bool = True,
+        web_searches: int = 0,
+        file_searches: int = 0,
+    ) -> Cost:
+        """Price a call at most: all input at the dearest rate, all output as speech if it may be.
+
+        Where no tier is named the provider's own settings choose one, so the dearest counts.
+        """
+        total = to_tokens(input_tokens + output_tokens)
+        tiers = (service_tier,) if service_tier in _SERVICE_TIERS else ("", "priority")
+        dearest = 0
+        for tier in tiers:
+            rates = self._rates(model, input_tokens, has_output=bool(output_tokens), tier=tier)
+            each = rates.dearest_input if is_cached_1h else max(rates.input, rates.cache_write)
+            parts = (
+                input_tokens * max(each, rates.audio_input)
+                + output_tokens * max(rates.output, rates.audio_output)
+                + web_searches * rates.web_search
+                + file_searches * rates.file_search
+            )
+            dearest = max(dearest, -(-parts // _PARTS))
+        return Cost(micro_usd=_bookable(dearest), tokens=total)
+
+    def context_window(self, model: str) -> int | None:
+        """Return how many tokens a model takes and makes at most in all, if that is published."""
+        found = _find(model)
+        return None if found is None else found.context_window
+
+    def _micro_usd(self, model: str, usage: _Usage, service_tier: str) -> MicroUsd:
+        rates = self._rates(
+            model, usage.input_tokens, has_output=bool(usage.output_tokens), tier=service_tier
+        )
+        return _bookable(rates.micro_usd(usage))
+
+    def _rates(self, model: str, input_tokens: int, *, has_output: bool, tier: str) -> _Rates:
+        if self._overrides.are_there:
+            rates = self._overrides.find(model)
+            if rates is not None:
+                return rates
+        if tier and tier not in _SERVICE_TIERS:
+            tier = ""
         try:
-            return _published(model, usage)
+            return _published(model, input_tokens, has_output=has_output, tier=tier)
         except UnknownPriceError:
             if self._default is None:
                 raise
-            return _priced(usage, self._default)
+            return self._default
 
 
 class _Overrides:
@@ -173,6 +334,7 @@ class _Overrides:
             pattern.lower(): _rates(price, f"overrides[{pattern}]")
             for pattern, price in overrides.items()
         }
+        self.are_there = bool(named)
         self._exact = named
         self._patterns = [
             (re.compile(translate(pattern)), named[pattern])
@@ -213,40 +375,109 @@ def _specificity(pattern: str) -> tuple[int, int, str]:
 def _rates(price: Price, field: str) -> _Rates:
     def rate(name: str, amount: Dollars | None) -> int:
         chosen = price.input if amount is None else amount
-        return to_micro_usd(chosen, field=f"{field}.{name}")
+        return to_micro_usd(chosen, field=f"{field}.{name}") * (_PARTS // MICRO_PER_USD)
 
+    given, made = rate("input", price.input), rate("output", price.output)
     return _Rates(
-        input=rate("input", price.input),
-        output=rate("output", price.output),
+        input=given,
+        output=made,
         cache_read=rate("cached_input", price.cached_input),
         cache_write=rate("cache_write", price.cache_write),
+        cache_write_1h=2 * given,
+        audio_input=given,
+        audio_output=made,
+        web_search=WEB_SEARCH_MICRO_USD * _PARTS,
+        file_search=FILE_SEARCH_MICRO_USD * _PARTS,
     )
 
 
-def _priced(usage: _Usage, rates: _Rates) -> MicroUsd:
-    plain = usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens
-    total = (
-        plain * rates.input
-        + usage.cache_read_tokens * rates.cache_read
-        + usage.cache_write_tokens * rates.cache_write
-        + usage.output_tokens * rates.output
-    )
-    return MicroUsd(-(-total // _TOKENS_PER_PRICE))
+def _bookable(micro_usd: int) -> MicroUsd:
+    if micro_usd > MAX_RESERVATION_MICRO_USD:
+        to_micro_usd(Decimal(micro_usd).scaleb(-6), field="cost")
+    return MicroUsd(micro_usd)
 
 
-def _published(model: str, usage: _Usage) -> MicroUsd:
+def _published(model: str, input_tokens: int, *, has_output: bool, tier: str) -> _Rates:
+    looked_up = _looked_up.get((model, tier))
+    if looked_up is not None and looked_up[0] > monotonic():
+        tiers = looked_up[1]
+    else:
+        tiers = _look_up(model, tier)
+    # What is sold by the hour or by the image has no price for tokens; they would seem free.
+    if tiers is None or (has_output and not tiers.has_output):
+        raise UnknownPriceError(model, "has no known price for tokens")
+    return tiers.find(input_tokens)
+
+
+LOOKED_UP_SECONDS = 1.0
+"""How long a published price counts before it is looked up again: some change by the hour."""
+
+_looked_up: dict[tuple[str, str], tuple[float, _Tiers | None]] = {}
+_known_tiers: dict[tuple[int, str, int], tuple[ModelPrice, _Tiers | None]] = {}
+
+
+def _look_up(model: str, tier: str) -> _Tiers | None:
+    """Return the rates of a model as they are published for now; None if tokens have no price."""
     found = _find(model)
     if found is None:
         raise UnknownPriceError(model)
-    prices = found.get_prices(datetime.now(UTC))
-    # What is sold by the hour or by the image has no price for tokens; they would seem free.
-    needed = [prices.input_mtok, prices.output_mtok if usage.output_tokens else Decimal(0)]
-    if None in needed:
-        raise UnknownPriceError(model, "has no known price for tokens")
-    # The program's own decimal context may be set to any precision; prices must not depend on it.
-    with localcontext(Context(prec=40)):
-        total = prices.calc_price(usage)["total_price"]
-    return to_micro_usd(total, field="cost")
+    now = datetime.now(UTC)
+    standard = found.get_prices(now)
+    key = (id(standard), tier, now.toordinal())
+    known = _known_tiers.get(key)
+    if known is None:
+        prices = found.get_prices(now, {"service_tier": tier}) if tier else standard
+        if len(_known_tiers) >= MAX_MODELS_CACHED:
+            _known_tiers.clear()
+        # The published price is kept as well: its id is nobody else's as long as it lives.
+        known = _known_tiers[key] = (standard, _tiers(prices))
+    if len(_looked_up) >= MAX_MODELS_CACHED:
+        _looked_up.clear()
+    _looked_up[model, tier] = (monotonic() + LOOKED_UP_SECONDS, known[1])
+    return known[1]
+
+
+def _tiers(prices: ModelPrice) -> _Tiers | None:
+    """Return the rates of a published price; None if it has none for tokens."""
+    if prices.input_mtok is None:
+        return None
+    starts = {0}
+    for price in vars(prices).values():
+        starts.update(tier.start for tier in getattr(price, "tiers", ()))
+    rates = tuple((start, _rates_from(prices, start)) for start in sorted(starts))
+    return _Tiers(rates, prices.output_mtok is not None)
+
+
+def _rates_from(prices: ModelPrice, start: int) -> _Rates:
+    """Return the rates of an input that is longer than this; what has no price of its own is input.
+
+    The program's own decimal context may be set to any precision; prices must not depend on it.
+    """
+
+    def rate(name: str, otherwise: int = 0, *, parts: int = _PARTS) -> int:
+        price = getattr(prices, name)
+        if price is None:
+            return otherwise
+        tiers = getattr(price, "tiers", ())
+        reached = [tier.price for tier in tiers if tier.start <= start]
+        dollars = reached[-1] if reached else getattr(price, "base", price)
+        with localcontext(_EXACT):
+            return int((dollars * parts).to_integral_value(ROUND_CEILING))
+
+    given, made = rate("input_mtok"), rate("output_mtok")
+    # A price is in dollars for a million tokens or a thousand searches.
+    search = 1_000 * _PARTS
+    return _Rates(
+        input=given,
+        output=made,
+        cache_read=rate("cache_read_mtok", given),
+        cache_write=rate("cache_write_mtok", given),
+        cache_write_1h=rate("cache_write_1h_mtok", 2 * given),
+        audio_input=rate("input_audio_mtok", given),
+        audio_output=rate("output_audio_mtok", made),
+        web_search=rate("web_searches_kcount", WEB_SEARCH_MICRO_USD * _PARTS, parts=search),
+        file_search=rate("storage_searches_kcount", FILE_SEARCH_MICRO_USD * _PARTS, parts=search),
+    )
 
 
 def _find(model: str) -> ModelInfo | None:

@@ -14,7 +14,6 @@ from typing import Protocol
 import msgspec
 
 from headgate.core.slots.quota import QuotaFailure, QuotaReport, WakeAnswer
-from headgate.errors import InvalidSettingError
 from headgate.providers.endpoints import (
     ANTHROPIC,
     HTTP_JSON,
@@ -110,19 +109,11 @@ def build_provider(
     What is wrong with the endpoint is an `InvalidSettingError` under the name `setting`.
     """
     check_endpoint(provider_name, endpoint, setting=setting)
-    try:
-        return _built(provider_name, endpoint.with_defaults(provider_name), clock)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "httpx2":
-            raise
-        field = f"{setting}.provider"
-        problem = "needs the package httpx2, which is not installed"
-        advice = "run pip install 'headgate[server]'"
-        raise InvalidSettingError(field, f"{problem}; {advice}") from None
+    return _built(provider_name, endpoint.with_defaults(provider_name), clock)
 
 
 def _built(provider_name: str, endpoint: ProviderEndpoint, clock: Callable[[], float]) -> Provider:
-    # What sends is an extra, and is loaded when there is something to send.
+    # What sends is slow to load, and is loaded when there is something to send.
     from headgate.providers import quota_apis  # noqa: PLC0415
 
     if provider_name == ZAI:

@@ -5,12 +5,14 @@ Anthropic (messages), by the end of their path, so that gateways with a prefix a
 
 Rule: the prompt is measured and never kept. Text counts by its bytes in UTF-8, of which four are
 taken for a token; an image has a size of its own, because its bytes say little about its tokens.
+A body is decoded once, whatever is asked of it.
 """
 
 from __future__ import annotations
 
 import re
 from enum import Enum
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -21,12 +23,40 @@ IMAGE_CHARS = 2_000 * CHARACTERS_PER_TOKEN
 ENCODED_CHARS_PER_CHAR = 16
 """How many characters of an encoded document or recording count as one of its text."""
 
+MAX_VALUES = 200_000
+"""How many values a body may have; to decode more of them takes seconds."""
+
+_COUNTED_BYTES = 256 * 1024
 _ENCODED_AT_LEAST = 256
 _IMAGES = {"image": "source", "image_url": "image_url", "input_image": "image_url"}
 """By the type of a block, the field that holds its image."""
+_OPEN_TYPES = frozenset(
+    ("document", "file", "input_file", "item_reference", "container_upload", "video_url")
+)
+"""Blocks whose tokens their bytes do not bound: they are packed, or lie with the provider."""
+_MARKS = frozenset(("type", "file_id", "data", "file_data"))
+"""An object without any of these has nothing but text in it."""
+_OPEN_FIELDS = ("previous_response_id", "conversation", "container", "mcp_servers")
+_RARE_FIELDS = frozenset(
+    (
+        *_OPEN_FIELDS,
+        *("background", "best_of", "functions", "max_tool_calls", "n", "prompt"),
+        *("prompt_cache_key", "service_tier", "speed", "stream_options", "thinking", "tools"),
+        "web_search_options",
+    )
+)
+"""All that is read of a body beside what nearly every one has."""
 _TOOL_CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
+_CLIENT_TOOLS = re.compile(
+    r"(?:function|custom|apply_patch|local_shell|computer_use_preview"
+    r"|(?:bash|text_editor|computer|memory)_[0-9]+)$"
+)
+"""Tools that the client runs; all others cost something where the model runs."""
+_DATED = re.compile(r"_(?:preview|[0-9]{4}).*$")
 _DIGITS = re.compile(r"\s*[0-9]{1,18}\s*", re.ASCII)
 _EMBEDDINGS = "/embeddings"
+_RESPONSES = "/responses"
+_CHAT = "/chat/completions"
 _MODEL_PATH = re.compile(r"/(?:completions|responses|embeddings|v1/messages)/?$")
 _STREAM_USAGE_PATH = re.compile(r"/completions/?$")
 _FREE_PATH = re.compile(
@@ -37,6 +67,8 @@ _FREE_PATH = re.compile(
 )
 _READING = frozenset(("GET", "HEAD", "OPTIONS", "DELETE"))
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_MAX_NAME_LENGTH = 256
+_SYSTEM_ROLES = ("system", "developer")
 
 
 class Kind(Enum):
@@ -47,36 +79,52 @@ class Kind(Enum):
     OTHER = "nobody here knows what it costs"
 
 
+class ServerTool(msgspec.Struct, frozen=True):
+    """A tool that the provider runs, for money or tokens of its own: `web_search`, `mcp`."""
+
+    kind: str
+    max_uses: int | None = None
+
+
 class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """One call to a model, as far as order and money depend on it.
 
     `max_tokens` is None where the request leaves the length of a response open, and `answers` says
-    how many may be made.
+    how many may be made. `bound_tokens` is the limit that the provider keeps to: another protocol's
+    field bounds nothing. `prompt_bytes` are no fewer than the tokens of the prompt, unless it
+    `has_open_input`, or images. The provider keeps one that `is_stored` under the id of its
+    response, for later requests; `previous_id` names such a one. `prefix_hash` tells what
+    conversations with the same system prompt and tools have in common. What is not `is_readable`
+    is no JSON object.
     """
 
     model: str
     prompt_chars: int
     max_tokens: int | None = None
     answers: int = 1
+    bound_tokens: int | None = None
+    prompt_bytes: int = 0
+    images: int = 0
+    has_open_input: bool = False
+    has_tools: bool = False
+    server_tools: tuple[ServerTool, ...] = ()
+    max_tool_calls: int | None = None
+    thinking_tokens: int = 0
+    is_stream: bool = False
+    wants_usage: bool = False
+    is_background: bool = False
+    is_stored: bool = False
+    is_message: bool = False
+    is_surcharged: bool = False
+    is_readable: bool = True
+    service_tier: str = ""
+    cache_key: str = ""
+    prefix_hash: str = ""
+    previous_id: str = ""
 
     def output_tokens(self, open_tokens: int) -> int:
         """Return how much may come back, where an open answer is taken to be so long."""
         return self.answers * (open_tokens if self.max_tokens is None else self.max_tokens)
-
-
-class _Fields(msgspec.Struct):
-    """The fields that matter, whatever they hold; a provider judges the rest."""
-
-    model: object = None
-    max_tokens: object = None
-    max_completion_tokens: object = None
-    max_output_tokens: object = None
-    n: object = None
-    best_of: object = None
-    prompt: object = None
-
-
-_fields = msgspec.json.Decoder(_Fields)
 
 
 def kind_of(method: str, path: str) -> Kind:
@@ -88,18 +136,85 @@ def kind_of(method: str, path: str) -> Kind:
     return Kind.FREE if _FREE_PATH.search(path) else Kind.OTHER
 
 
+def most_values(body: bytes) -> int:
+    """Return how many values a body has at most, at a glance; text may look like many."""
+    return body.count(b",") + body.count(b"{") + body.count(b"[")
+
+
+def has_too_many_values(body: bytes) -> bool:
+    """Tell whether a body has more values than are decoded here; commas in text are none."""
+    if most_values(body) <= MAX_VALUES:
+        return False
+    values = at = 0
+    is_text = False
+    # One step takes a moment only, so that others have their turn in between.
+    while at < len(body) and values <= MAX_VALUES:
+        piece = body[at : at + _COUNTED_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
+            # An escape is not parted.
+            piece = body[at : at + _COUNTED_BYTES + 1]
+        at += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        values += most_values(b"".join(parts[1::2] if is_text else parts[::2]))
+        is_text ^= len(parts) % 2 == 0
+    return values > MAX_VALUES
+
+
 def read_call(path: str, body: bytes) -> ModelCall:
     """Read what a request asks for; what cannot be read is an unnamed model and a long prompt."""
     try:
-        fields, content = _fields.decode(body), msgspec.json.decode(body)
+        fields = msgspec.json.decode(body)
     except _UNREADABLE:
-        return ModelCall(model="", prompt_chars=len(body))
-    is_embedding = path.rstrip("/").endswith(_EMBEDDINGS)
-    return ModelCall(
-        model=fields.model if isinstance(fields.model, str) else "",
-        prompt_chars=text_size(content),
-        max_tokens=0 if is_embedding else _max_tokens(fields),
+        fields = None
+    if not isinstance(fields, dict):
+        size = len(body)
+        return ModelCall(model="", prompt_chars=size, prompt_bytes=size, is_readable=False)
+    path = path.rstrip("/")
+    is_embedding = path.endswith(_EMBEDDINGS)
+    measure = _Measure()
+    measure.add(fields)
+    tools = fields.get("tools")
+    tools = tools if isinstance(tools, list) else []
+    limits = {name: limit for name in _LIMITS if (limit := _whole(fields.get(name))) is not None}
+    known = [limits[name] for name in _limits_of(path) if name in limits]
+    call = ModelCall(
+        model=_text(fields, "model"),
+        prompt_chars=measure.size,
+        # Which of several limits holds is the provider's to say.
+        max_tokens=0 if is_embedding else max(limits.values(), default=None),
+        bound_tokens=0 if is_embedding else max(known, default=None),
+        prompt_bytes=len(body),
+        images=measure.images,
+        has_open_input=measure.is_open,
+        is_stream=fields.get("stream") is True,
+        is_stored=path.endswith(_RESPONSES) and fields.get("store") is not False,
+        is_message=path.endswith("/messages"),
+        prefix_hash=_prefix_hash(fields, tools),
+    )
+    return call if fields.keys().isdisjoint(_RARE_FIELDS) else _with_rare(call, fields, tools)
+
+
+def _with_rare(call: ModelCall, fields: dict[str, Any], tools: list[Any]) -> ModelCall:
+    """Add what most requests say nothing of."""
+    options, thinking = fields.get("stream_options"), fields.get("thinking")
+    thinking_tokens = _whole(thinking.get("budget_tokens")) if isinstance(thinking, dict) else None
+    is_template = isinstance(fields.get("prompt"), dict)
+    return msgspec.structs.replace(
+        call,
         answers=_answers(fields),
+        has_open_input=call.has_open_input
+        or is_template
+        or any(fields.get(name) for name in _OPEN_FIELDS),
+        has_tools=bool(tools) or "functions" in fields,
+        server_tools=_server_tools(fields, tools),
+        max_tool_calls=_whole(fields.get("max_tool_calls")),
+        thinking_tokens=thinking_tokens or 0,
+        wants_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        is_background=fields.get("background") is True,
+        is_surcharged=fields.get("speed") == "fast",
+        service_tier=_text(fields, "service_tier"),
+        cache_key=_text(fields, "prompt_cache_key"),
+        previous_id=_text(fields, "previous_response_id"),
     )
 
 
@@ -109,8 +224,11 @@ def with_model(body: bytes, model: str) -> bytes:
     return msgspec.json.encode({**fields, "model": model})
 
 
-def with_stream_usage(path: str, body: bytes) -> bytes:
-    """Return the body with `stream_options.include_usage`, if a stream would not tell otherwise."""
+def with_stream_usage(path: str, body: bytes, *, is_forced: bool = False) -> bytes:
+    """Return the body with `stream_options.include_usage`, if a stream would not tell otherwise.
+
+    A client that asks for no usage is left alone, unless it is forced.
+    """
     if not _STREAM_USAGE_PATH.search(path):
         return body
     try:
@@ -120,52 +238,115 @@ def with_stream_usage(path: str, body: bytes) -> bytes:
         )
     except _UNREADABLE:
         return body
-    if bytes(fields.get("stream", b"")) != b"true" or "include_usage" in (options or {}):
+    options = options or {}
+    is_asked = options.get("include_usage") is True if is_forced else "include_usage" in options
+    if bytes(fields.get("stream", b"")) != b"true" or is_asked:
         return body
-    return msgspec.json.encode(
-        {**fields, "stream_options": {**(options or {}), "include_usage": True}}
-    )
+    return msgspec.json.encode({**fields, "stream_options": {**options, "include_usage": True}})
+
+
+def with_max_tokens(path: str, body: bytes, max_tokens: int) -> bytes:
+    """Return the body with responses of at most so many tokens, and all else byte for byte.
+
+    A lower limit that the body has stays; where it has none, the one that its protocol knows is
+    added. Only where a body names a limit more than once its other bytes may move.
+    """
+    limits = _limits_of(path.rstrip("/"))
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    given = [name for name in limits if bytes(fields.get(name, b"null")) != b"null"]
+    lowered = {
+        name: max_tokens for name in given if (_limit(fields[name]) or max_tokens + 1) > max_tokens
+    }
+    if not given:
+        lowered = {limits[0]: max_tokens}
+    for name, limit in lowered.items():
+        body = _with_number(body, fields, name, limit)
+    return body
+
+
+def _with_number(body: bytes, fields: dict[str, msgspec.Raw], name: str, number: int) -> bytes:
+    key = b'"%s"' % name.encode()
+    # A key that is there once, and belongs to the body itself, is that of the body.
+    found = re.findall(key + rb"\s*:\s*" + re.escape(bytes(fields.get(name, b""))), body)
+    if name not in fields:
+        start = body.index(b"{") + 1
+        end = b"," if fields else b""
+        return body[:start] + key + b":%d" % number + end + body[start:]
+    if body.count(key) == 1 and len(found) == 1:
+        value = bytes(fields[name])
+        changed = found[0].removesuffix(value) + b"%d" % number
+        return body.replace(found[0], changed, 1)
+    fields[name] = msgspec.Raw(b"%d" % number)
+    return msgspec.json.encode(fields)
+
+
+def _limit(raw: msgspec.Raw) -> int | None:
+    return _whole(msgspec.json.decode(raw))
 
 
 def text_size(content: object, *, is_plain: bool = False) -> int:
     """Measure a prompt, in characters that make tokens; if it is plain, all of it is text."""
-    size = 0
-    waiting: list[object] = [content]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            size += _bytes_of(value)
-        elif isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
-            size += sum(map(_bytes_of, value))
-            if is_plain:
-                waiting += value.values()
+    measure = _Measure()
+    measure.add(content, is_plain=is_plain)
+    return measure.size
+
+
+class _Measure:
+    """The size of what a prompt holds, and what its bytes say little about."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.images = 0
+        self.is_open = False
+
+    def add(self, content: object, *, is_plain: bool = False) -> None:
+        size = 0
+        waiting: list[object] = [content]
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, str):
+                size += len(value) if value.isascii() else _bytes_of(value)
+            elif isinstance(value, list):
+                waiting += value
+            elif isinstance(value, dict):
+                names = "".join(value)
+                size += len(names) if names.isascii() else _bytes_of(names)
+                if is_plain:
+                    waiting += value.values()
+                else:
+                    self._add_object(value, waiting)
+            elif type(value) is int:
+                # A prompt may be given in tokens, as numbers.
+                size += CHARACTERS_PER_TOKEN
+        self.size += size
+
+    def _add_object(self, value: dict[str, Any], waiting: list[object]) -> None:
+        """Measure what is no text in an object; what is left to be measured waits."""
+        if value.keys().isdisjoint(_MARKS):
+            waiting += value.values()
+            return
+        kind = value.get("type")
+        kind = kind if isinstance(kind, str) else ""
+        if kind in _TOOL_CALLS:
+            # What a tool is given is text to the model, whatever it looks like.
+            self.add(list(value.values()), is_plain=True)
+            return
+        image = _IMAGES.get(kind)
+        if kind in _OPEN_TYPES or "file_id" in value:
+            self.is_open = True
+        for name, field in value.items():
+            if name == image:
+                self.size += IMAGE_CHARS
+                self.images += 1
+            elif (
+                name in ("data", "file_data")
+                and isinstance(field, str)
+                and _may_be_encoded(name, value)
+                and _is_encoded(field)
+            ):
+                self.size += len(field) // ENCODED_CHARS_PER_CHAR
             else:
-                size += _size_beside(value, waiting)
-        elif type(value) is int:
-            # A prompt may be given in tokens, as numbers.
-            size += CHARACTERS_PER_TOKEN
-    return size
-
-
-def _size_beside(value: dict[str, Any], waiting: list[object]) -> int:
-    """Return the size of what is no text in an object; what is left to be measured waits."""
-    kind = value.get("type")
-    kind = kind if isinstance(kind, str) else ""
-    if kind in _TOOL_CALLS:
-        # What a tool is given is text to the model, whatever it looks like.
-        return text_size(list(value.values()), is_plain=True)
-    image = _IMAGES.get(kind)
-    size = 0
-    for name, field in value.items():
-        if name == image:
-            size += IMAGE_CHARS
-        elif isinstance(field, str) and _may_be_encoded(name, value) and _is_encoded(field):
-            size += len(field) // ENCODED_CHARS_PER_CHAR
-        else:
-            waiting.append(field)
-    return size
+                waiting.append(field)
 
 
 def _may_be_encoded(name: str, beside: dict[str, Any]) -> bool:
@@ -180,25 +361,68 @@ def _is_encoded(text: str) -> bool:
 
 
 def _bytes_of(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+    return len(text.encode(errors="replace"))
 
 
-def _max_tokens(fields: _Fields) -> int | None:
-    """Return the largest limit that is named: which of them holds is the provider's to say."""
-    named = (fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens)
-    limits = [limit for limit in map(_whole, named) if limit is not None]
-    return max(limits, default=None)
+_LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
-def _answers(fields: _Fields) -> int:
+def _limits_of(path: str) -> tuple[str, ...]:
+    """Return the limits that a protocol knows, the one to set first."""
+    if path.endswith(_RESPONSES):
+        return ("max_output_tokens",)
+    return ("max_completion_tokens", "max_tokens") if path.endswith(_CHAT) else ("max_tokens",)
+
+
+def _answers(fields: dict[str, Any]) -> int:
     """Return how many answers are made: as many as are asked for, to each prompt."""
-    each = max(_whole(fields.n) or 1, _whole(fields.best_of) or 1)
-    prompts = fields.prompt
+    each = max(_whole(fields.get("n")) or 1, _whole(fields.get("best_of")) or 1)
+    prompts = fields.get("prompt")
     if not isinstance(prompts, list):
         return each
     # A prompt may be given as a list of tokens.
     is_one = any(type(prompt) is int for prompt in prompts)
     return each if is_one else each * max(len(prompts), 1)
+
+
+def _server_tools(fields: dict[str, Any], tools: list[Any]) -> tuple[ServerTool, ...]:
+    found: list[ServerTool] = []
+    for tool in tools:
+        if not isinstance(tool, dict):
+            continue
+        kind = tool.get("type")
+        if isinstance(kind, str) and not _CLIENT_TOOLS.match(kind):
+            name = _DATED.sub("", kind)[:_MAX_NAME_LENGTH]
+            found.append(ServerTool(name, _whole(tool.get("max_uses"))))
+    if fields.get("web_search_options") is not None:
+        found.append(ServerTool("web_search"))
+    if fields.get("mcp_servers"):
+        found.append(ServerTool("mcp"))
+    return tuple(found)
+
+
+def _prefix_hash(fields: dict[str, Any], tools: list[Any]) -> str:
+    """Return a hash of system prompt and tools, which a provider caches; empty without both."""
+    system = fields.get("system") or fields.get("instructions")
+    messages = fields.get("messages") or fields.get("input")
+    if system is None and isinstance(messages, list) and messages:
+        first = messages[0]
+        if isinstance(first, dict) and first.get("role") in _SYSTEM_ROLES:
+            system = first.get("content")
+    if not system and not tools:
+        return ""
+    try:
+        return blake2b(msgspec.json.encode((system, tools)), digest_size=8).hexdigest()
+    except _UNENCODABLE:
+        return ""
+
+
+_UNENCODABLE = (*_UNREADABLE, UnicodeEncodeError)
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
 
 
 def _whole(value: object) -> int | None:

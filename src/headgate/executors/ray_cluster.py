@@ -1,0 +1,287 @@
+"""What runs inside a Ray cluster, and the driver process that stands between it and a service.
+
+The *holder* is a detached actor that owns the work of all attempts, so that neither the end of a
+service nor that of its driver ends them: whoever comes next finds an attempt by its id. Ray's own
+library may end the process that it is loaded into when the cluster goes away. So a service never
+loads it: its driver does, a child process that answers questions in lines of JSON and ends with its
+standard input.
+
+Rule: nothing that comes from the cluster is unpickled by the service; outcomes are JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import pickle
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Literal
+
+import msgspec
+import ray
+from ray import exceptions
+
+from headgate.core.lifecycle import (
+    DEADLINE_EXCEEDED,
+    Cancelled,
+    Failed,
+    Lost,
+    Outcome,
+    timed_out,
+)
+from headgate.executors.build import build_executor
+from headgate.executors.executor import shortened
+from headgate.executors.ray import Answer, Question, Work, tell
+
+NAMESPACE = "headgate"
+HOLDER = "headgate-attempts"
+MAX_HELD = 100_000
+"""How many attempts the holder knows at most; the oldest that have ended are forgotten first."""
+UNREAD_SECONDS = 24 * 3_600.0
+READ_SECONDS = 900.0
+"""How long the holder keeps an outcome that nobody has read, and one that somebody has."""
+
+
+# The work itself, on some node of the cluster.
+
+
+def run_attempt(attempt_id: str, work: bytes, holder: Any) -> bytes:  # noqa: ANN401  a handle of Ray
+    """Do the work of one attempt, as a node of the service would."""
+    holder.begin.remote(attempt_id)
+    try:
+        return tell(asyncio.run(_execute(pickle.loads(work))))  # noqa: S301  from the service
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        # A function that goes on in a thread must not outlive its attempt.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+async def _execute(work: Work) -> Outcome:
+    order, seconds = work.order, work.order.attempt_seconds
+    left = None if order.deadline is None else order.deadline - time.time()
+    timeout = min((one for one in (left, seconds) if one is not None), default=None)
+    executor = build_executor(
+        work.name,
+        work.target,
+        environ={**os.environ, **work.environ},
+        clock=time.time,
+        prices=work.prices,
+    )
+    await executor.open()
+    try:
+        async with asyncio.timeout(timeout):
+            return await executor.execute(order)
+    except TimeoutError:
+        if seconds is not None and timeout == seconds:
+            return timed_out(seconds)
+        return Failed(error=DEADLINE_EXCEEDED, is_cut=True)
+    finally:
+        await executor.close()
+
+
+# The holder.
+
+State = Literal["pending", "running", "done"]
+
+
+class _Held:
+    """What the holder knows of one attempt."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.state: State = "pending"
+        self.is_cancelled = False
+        self.work: Any = None
+        self.outcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.forget_at = float("inf")
+
+
+class Holder:
+    """Owns the work of attempts, and keeps what came of each until it is old."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def start(
+        self, attempt_id: str, target: str, work: bytes, options: dict[str, Any]
+    ) -> None:
+        """Start the work of an attempt; one that is known already goes on."""
+        if attempt_id in self._held:
+            return
+        self._make_room()
+        held = self._held[attempt_id] = _Held(target)
+        run = ray.remote(run_attempt).options(name=attempt_id, max_retries=0, **options)
+        held.work = run.remote(attempt_id, work, ray.get_runtime_context().current_actor)
+        waiting = asyncio.get_running_loop().create_task(self._wait(held))
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+
+    async def begin(self, attempt_id: str) -> None:
+        """Note that the work of an attempt has been placed and begins."""
+        held = self._held.get(attempt_id)
+        if held is not None and held.state == "pending":
+            held.state = "running"
+
+    async def outcome(self, attempt_id: str) -> bytes | None:
+        """Wait for what comes of an attempt; None if it is not known here."""
+        held = self._held.get(attempt_id)
+        if held is None:
+            return None
+        outcome = await asyncio.shield(held.outcome)
+        held.forget_at = min(held.forget_at, time.monotonic() + READ_SECONDS)
+        return outcome
+
+    async def cancel(self, attempt_id: str, *, is_forced: bool) -> None:
+        """Ask the work of an attempt to stop, or end the process that does it."""
+        held = self._held.get(attempt_id)
+        if held is not None and not held.outcome.done():
+            held.is_cancelled = True
+            # What has ended meanwhile cannot be cancelled any more.
+            with suppress(exceptions.RayError, ValueError):
+                ray.cancel(held.work, force=is_forced)
+
+    async def pending(self) -> dict[str, int]:
+        """Return how many attempts of each target have not been placed yet."""
+        counts: dict[str, int] = {}
+        for held in self._held.values():
+            if held.state == "pending":
+                counts[held.target] = counts.get(held.target, 0) + 1
+        return counts
+
+    async def _wait(self, held: _Held) -> None:
+        try:
+            outcome = await held.work
+        except Exception as error:  # noqa: BLE001  Ray raises what the work raised
+            outcome = tell(self._judged(held, error))
+        held.state = "done"
+        held.forget_at = time.monotonic() + UNREAD_SECONDS
+        held.outcome.set_result(outcome)
+
+    def _judged(self, held: _Held, error: Exception) -> Outcome:
+        has_started = held.state != "pending"
+        if held.is_cancelled:
+            return Cancelled()
+        match error:
+            case exceptions.OutOfMemoryError():
+                return Failed(error=shortened(f"Ray ended it for want of memory: {error}"))
+            case (
+                exceptions.WorkerCrashedError()
+                | exceptions.NodeDiedError()
+                | exceptions.ObjectLostError()
+                | exceptions.RayActorError()
+                | exceptions.TaskCancelledError()
+            ):
+                return Lost(has_started=has_started, error=shortened(f"Ray lost it: {error}"))
+            case exceptions.RuntimeEnvSetupError():
+                return Failed(error=shortened(f"Ray cannot make its runtime_env: {error}"))
+            case _:
+                return Failed(error=shortened(f"Ray: {type(error).__name__}: {error}"))
+
+    def _make_room(self) -> None:
+        now = time.monotonic()
+        old = [name for name, held in self._held.items() if held.forget_at <= now]
+        for name in old:
+            del self._held[name]
+        if len(self._held) >= MAX_HELD:
+            ended = (name for name, held in self._held.items() if held.state == "done")
+            self._held.pop(next(ended, ""), None)
+
+
+# The driver: a child process of a service.
+
+
+class Driver:
+    """Answers questions of a service about one cluster."""
+
+    def __init__(self) -> None:
+        self._holder: Any = None
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Answer until the service closes its end."""
+        loop = asyncio.get_running_loop()
+        lines = asyncio.StreamReader(limit=1 << 30)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+        while line := await lines.readline():
+            question = msgspec.json.decode(line, type=Question)
+            task = loop.create_task(self._answer(question))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    async def _answer(self, question: Question) -> None:
+        try:
+            answer = await self._answered(question)
+        except Exception as error:  # noqa: BLE001  whatever Ray raises, somebody waits for an answer
+            if isinstance(error, exceptions.RayActorError):
+                self._holder = None
+            answer = Answer(id=question.id, problem=shortened(f"{type(error).__name__}: {error}"))
+        write(answer)
+
+    async def _answered(self, question: Question) -> Answer:
+        match question.ask:
+            case "start":
+                work = base64.b64decode(question.work)
+                arguments = (question.attempt, question.target, work, question.options)
+                await self._actor().start.remote(*arguments)
+                return Answer(id=question.id)
+            case "outcome":
+                outcome = await self._actor().outcome.remote(question.attempt)
+                told = None if outcome is None else outcome.decode()
+                return Answer(id=question.id, outcome=told)
+            case "cancel":
+                await self._actor().cancel.remote(question.attempt, is_forced=question.is_forced)
+                return Answer(id=question.id)
+            case "room":
+                pending = await self._actor().pending.remote()
+                nodes = await asyncio.to_thread(room_of_nodes)
+                return Answer(id=question.id, nodes=nodes, pending=pending)
+
+    def _actor(self) -> Any:  # noqa: ANN401  a handle of Ray
+        if self._holder is None:
+            options = {"name": HOLDER, "get_if_exists": True, "lifetime": "detached"}
+            holder = ray.remote(Holder).options(num_cpus=0, max_concurrency=100_000, **options)
+            self._holder = holder.remote()
+        return self._holder
+
+
+def room_of_nodes() -> list[dict[str, dict[str, float]]]:
+    """Return what each node of the cluster has, and what of it is free."""
+    from ray._private.state import available_resources_per_node  # noqa: PLC0415
+
+    free = available_resources_per_node()
+    return [
+        {"total": node["Resources"], "free": free.get(node["NodeID"], {})}
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def write(answer: Answer) -> None:
+    """Send a line to the service."""
+    line = msgspec.json.encode(answer) + b"\n"
+    while line:
+        line = line[os.write(_ANSWERS, line) :]
+
+
+_ANSWERS = 1
+
+
+def main() -> None:
+    """Reach a cluster, say so, and answer."""
+    global _ANSWERS  # noqa: PLW0603  Ray prints to standard output, so its place is taken
+    _ANSWERS = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        ray.init(address=sys.argv[1], namespace=NAMESPACE, log_to_driver=False)
+    except Exception as error:  # noqa: BLE001  whatever Ray raises, the service shows it
+        write(Answer(id=0, problem=shortened(f"{type(error).__name__}: {error}")))
+        return
+    write(Answer(id=0))
+    asyncio.run(Driver().run())
+    # Ray would take seconds to take its leave.
+    os._exit(0)
