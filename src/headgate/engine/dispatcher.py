@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import structlog
 
 from headgate.core.budgets.ledger import Ledger, Refused
 from headgate.core.budgets.reservations import Reservation
-from headgate.core.dispatch_state import DispatchSettings, DispatchState, Planned
+from headgate.core.call import CALL_PREFIX
+from headgate.core.dispatch_state import DispatchSettings, DispatchState, Due, Planned
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED
 from headgate.core.slots.slot import SlotStanding
@@ -24,11 +26,13 @@ from headgate.core.task import Progress, TaskRecord, TaskStatus, is_worker
 from headgate.engine.events import EventFeed
 from headgate.engine.external_ledger import ExternalReservations
 from headgate.errors import StaleEpochError, StoreUnavailableError
+from headgate.executors.executor import Room
 from headgate.storage.store import (
     Assigned,
     Assignment,
     Backlog,
     Expiration,
+    Heir,
     NewTask,
     NotAssigned,
     Overdue,
@@ -58,6 +62,22 @@ Runs = Callable[[str], bool]
 """Tells whether an attempt at a task is under way on this node."""
 
 
+class CallGrants(Protocol):
+    """The calls through the gateway, as far as the dispatcher goes; it stores none of them."""
+
+    def feed(self, state: DispatchState) -> None:
+        """Show a new dispatch state all calls that wait and run."""
+
+    def grant(self, planned: Iterable[Planned]) -> None:
+        """Give calls their turn."""
+
+    def step_down(self) -> None:
+        """Wait no more: another node dispatches."""
+
+    def refuse(self, call_id: str, error: str) -> None:
+        """Refuse a call that waits."""
+
+
 class Dispatcher:
     """Makes plans for all nodes, while this node is the elected one."""
 
@@ -68,16 +88,20 @@ class Dispatcher:
         *,
         start: Start,
         runs: Runs = lambda _task_id: False,
+        inherit: Callable[[Sequence[str]], None] = lambda _task_ids: None,
         tick_seconds: float = 5.0,
         ledger: Ledger | None = None,
         feed: EventFeed | None = None,
         call_worker: Callable[[str], None] = lambda _worker_id: None,
+        calls: CallGrants | None = None,
     ) -> None:
         self._call_worker = call_worker
+        self._calls = calls
         self._store = store
         self.pending = PendingSettings(settings)
         self._start = start
         self._runs = runs
+        self._inherit = inherit
         self._feed = feed or EventFeed(store.now)
         self._lost_starts = LostStarts(store, start=self._start_lost, runs=runs)
         self._set_tick(tick_seconds)
@@ -85,12 +109,17 @@ class Dispatcher:
         self._wake_up = WakeUpEvent()
         self._loaded = asyncio.Event()
         self._epoch: int | None = None
+        self._led = 0
+        self.leads_since: float | None = None
+        """Since when no other process has dispatched, as of the latest time that this one led."""
+
         self._node_id = ""
         self._has_news = False
         self._news_at = 0.0
         self._loads = 0
         self._pending_records: list[TaskRecord] = []
         self._pending_closures: list[GateClosure] = []
+        self._refused: list[Expiration] = []
         self._unknown_writes = UnknownWrites(store)
         self.dispatch_state: DispatchState | None = None
         self.standings: tuple[SlotStanding, ...] = ()
@@ -115,7 +144,9 @@ class Dispatcher:
     def become_leader(self, node_id: str, epoch: int) -> None:
         """Dispatch from now on, under this epoch."""
         if (node_id, epoch) != (self._node_id, self._epoch):
-            self._node_id, self._epoch = node_id, epoch
+            if self.leads_since is None or epoch > self._led + 1:
+                self.leads_since = self._store.now()
+            self._node_id, self._epoch, self._led = node_id, epoch, epoch
             self._start_anew()
             self._feed.open(epoch)
 
@@ -125,6 +156,8 @@ class Dispatcher:
             self._epoch = None
             self._start_anew()
             self._feed.close()
+            if self._calls is not None:
+                self._calls.step_down()
 
     def observe(self, changed: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
         """Bring the state in line with records that changed.
@@ -142,6 +175,14 @@ class Dispatcher:
             self._pending_records += records
             if closure is not None:
                 self._pending_closures.append(closure)
+
+    def set_room(self, target: str, room: Room | None) -> None:
+        """Begin no more at a target than it has room for; None if it does not say."""
+        state = self.dispatch_state
+        if state is not None:
+            free, why = (None, "") if room is None else (room.free, room.why)
+            state.rooms.set(target, free, why, self._store.now())
+            self._wake_up.wake()
 
     def slot_resets_at(self, slot: str) -> float | None:
         """Return when the window of a slot resets, as far as this node knows."""
@@ -222,25 +263,62 @@ class Dispatcher:
         if self._has_news or now >= self._news_at + self._patience(state):
             await self._read_news(state, epoch)
             now = self._store.now()
-        due = state.fall_due(now)
-        expirations: list[Expiration] = []
-        if due.expired or due.rejected:
-            expirations = [*_expired(due.expired), *_rejected(due.rejected)]
+        due = self._without_calls(state.fall_due(now))
+        refused, self._refused = self._refused, []
+        expirations = [*refused, *_expired(due.expired), *_rejected(due.rejected)]
         if due.overdue:
             attempts = [Overdue(task_id=one.task.id, attempt=one.number) for one in due.overdue]
             self._observe(state, await self._store.give_up(epoch, attempts))
-        if expirations:
-            self._observe(state, await self._store.drop(epoch, expirations))
-        if due.overdue or expirations:
             # Rates count from when they are taken, and time has passed since.
             now = self._store.now()
-        planned = state.plan(now, most=MAX_PLANNED)
-        if planned:
+        planned = self._grant_calls(state.plan(now, most=MAX_PLANNED))
+        if expirations:
+            await self._drop_beside(expirations, planned, state, epoch)
+        elif planned:
             await self._apply(state, epoch, planned)
         if state.forgiven_now:
             forgiven, state.forgiven_now = state.forgiven_now, {}
             await self._store.forgive(epoch, forgiven)
-        return bool(planned or expirations)
+        return bool(planned or expirations or self._refused)
+
+    async def _drop_beside(
+        self, drops: list[Expiration], planned: list[Planned], state: DispatchState, epoch: int
+    ) -> None:
+        """End tasks, which no plan has any more, while the plan is applied.
+
+        A tenant whose tasks no budget has room for would have all others wait for each of them.
+        """
+        dropping = asyncio.ensure_future(self._store.drop(epoch, drops))
+        # If the plan fails, whether they have ended is read with everything else.
+        dropping.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            if planned:
+                await self._apply(state, epoch, planned)
+            self._observe(state, await dropping)
+        finally:
+            dropping.cancel()
+
+    def _grant_calls(self, planned: list[Planned]) -> list[Planned]:
+        """Give calls their turn, and return the tasks of a plan."""
+        calls = [one for one in planned if one.task.is_call]
+        if not calls or self._calls is None:
+            return planned
+        self._calls.grant(calls)
+        return [one for one in planned if not one.task.is_call]
+
+    def _without_calls(self, due: Due) -> Due:
+        """Refuse the calls among what fell due, of which the store knows nothing."""
+        calls = {one: why for one, why in due.rejected.items() if one.startswith(CALL_PREFIX)}
+        if not calls or self._calls is None:
+            return due
+        for call_id, error in calls.items():
+            self._calls.refuse(call_id, error)
+        rejected = {one: why for one, why in due.rejected.items() if one not in calls}
+        return Due(expired=due.expired, rejected=rejected, overdue=due.overdue)
+
+    def wake(self) -> None:
+        """Make a round soon."""
+        self._wake_up.wake()
 
     def reservations(self) -> list[str]:
         """Return what the money of everything in flight is held under, as far as this node knows.
@@ -262,9 +340,13 @@ class Dispatcher:
             recovered = 0
             for start in range(0, len(tasks), MAX_RECOVERED):
                 batch = tasks[start : start + MAX_RECOVERED]
-                changed = await self._store.recover(epoch, batch)
+                heir = Heir(node_id=self._node_id, targets=state.settings.remote_targets)
+                changed = await self._store.recover(epoch, batch, heir=heir)
                 recovered += len(changed)
                 self.observe(changed)
+                inherited = [one.task.id for one in changed if heir.has(one)]
+                self._inherit(inherited)
+                self._lost_starts.suspect(inherited)
             # None, if the node came back meanwhile.
             if recovered:
                 log.warning("recovered tasks of a lost node", node_id=node_id, tasks=len(tasks))
@@ -318,6 +400,7 @@ class Dispatcher:
             self._loaded.clear()
         self._loads += 1
         self._pending_records, self._pending_closures = [], []
+        self._refused = []
         self._unknown_writes.clear()
         self._wake_up.wake()
 
@@ -339,9 +422,11 @@ class Dispatcher:
         for closure in closures:
             state.close(closure, self._store.now())
         self._observe(state, records)
+        if self._calls is not None:
+            self._calls.feed(state)
         self._feed.start_anew(lambda one: one in state.waiting or one in state.in_flight)
         self._has_news = True
-        waiting, running = len(state.waiting), len(state.in_flight)
+        waiting, running = state.waiting_tasks, len(state.in_flight)
         log.info("dispatching", epoch=epoch, waiting=waiting, running=running)
         own = state.in_flight.on_node(self._node_id)
         self._lost_starts.suspect(task_id for task_id in own if not self._runs(task_id))
@@ -439,8 +524,7 @@ class Dispatcher:
             self._has_news = self._has_news or answer.refused is None
         if self._external is not None:
             await self._external.give_back(not_applied, epoch)
-        if expirations:
-            self._observe(state, await self._store.drop(epoch, expirations))
+        self._refused += expirations
 
     async def _assign(
         self, planned: list[Planned], epoch: int, held: Mapping[str, Reservation]

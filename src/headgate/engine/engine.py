@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -46,6 +46,7 @@ from headgate.core.task import (
 )
 from headgate.core.task_view import HeldBody, moment, would_hold
 from headgate.core.why import TaskReason, reasons, warning_at_submit
+from headgate.engine.call_registry import Calls
 from headgate.engine.dispatcher import Dispatcher
 from headgate.engine.events import EventFeed
 from headgate.engine.external_ledger import LeaseRenewer, SettlementOutbox, WatchedLedger
@@ -53,6 +54,7 @@ from headgate.engine.history import History, Present
 from headgate.engine.node import NodeLife
 from headgate.engine.reaper import Reaper
 from headgate.engine.supervisor import Health, Loop, Supervisor, judge
+from headgate.engine.task_calls import TaskCalls
 from headgate.engine.task_runner import RetiredExecutors, TaskRunner
 from headgate.engine.workers import PullWorkers
 from headgate.errors import (
@@ -61,8 +63,9 @@ from headgate.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from headgate.executors.executor import Executor, has_no_descriptor
+from headgate.executors.executor import Executor, RemoteExecutor, has_no_descriptor
 from headgate.storage.audit import AuditEntry
+from headgate.storage.call_rows import CallStore
 from headgate.storage.store import (
     KeyedAnswer,
     KeyedSubmit,
@@ -76,6 +79,7 @@ from headgate.storage.store import (
     TurnedAway,
     UnknownParent,
 )
+from headgate.storage.task_calls import TaskCallStore
 from headgate.storage.task_ids import TaskIds
 from headgate.storage.tokens import UNBOUND, Bounds
 
@@ -94,6 +98,13 @@ LOOK_ON_SECONDS = 1.0
 
 LOADED_SECONDS = 1.0
 """How long the leases of money wait for the dispatcher to read what is in flight."""
+
+ROOM_SECONDS = 0.5
+NO_ROOM_SECONDS = 5.0
+"""How often targets that do their work elsewhere are asked for their room, and looked for."""
+
+CALLS_SETTLED_SECONDS = 10.0
+"""How long a stop waits for the ends of calls to be written; then their leases decide."""
 
 MAX_SLOTS_SHOWN = 100
 MAX_LOOKED_AT = 20_000
@@ -122,6 +133,17 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     free_failures: frozenset[str] = frozenset()
 
 
+class CallParts(NamedTuple):
+    """What calls through the gateway need of the store: its ledger, and where ended ones go.
+
+    `tasks` has what those of running tasks have used so far.
+    """
+
+    ledger: Ledger
+    store: CallStore
+    tasks: TaskCallStore
+
+
 class Engine:
     """A node of the service."""
 
@@ -134,6 +156,7 @@ class Engine:
         ledger: Ledger | None = None,
         draws: random.Random | None = None,
         further_loops: Mapping[str, Loop] | None = None,
+        calls: CallParts | None = None,
     ) -> None:
         self._further_loops = further_loops or {}
         self.store, self.settings, self.executors = store, settings, executors
@@ -143,6 +166,8 @@ class Engine:
         )
         self._ids = TaskIds()
         self.feed = EventFeed(store.now)
+        self.calls = None if calls is None else self._new_calls(calls)
+        self.call_store = None if calls is None else calls.store
         self.runner = TaskRunner(
             store,
             executors,
@@ -153,16 +178,19 @@ class Engine:
             free_failures=settings.free_failures,
             ledger=ledger,
             slot_resets_at=self._slot_resets_at,
+            calls=self.calls,
         )
         self.dispatcher = Dispatcher(
             store,
             settings.dispatch,
             start=self.runner.start,
             runs=self.runner.__contains__,
+            inherit=self.runner.inherit,
             tick_seconds=settings.tick_seconds,
             ledger=ledger,
             feed=self.feed,
             call_worker=self._call_worker,
+            calls=self.calls,
         )
         self.outlook = Outlook(self.dispatcher)
         self.history = History(self.feed.now, self.outlook.present)
@@ -178,6 +206,7 @@ class Engine:
             recheck=self.dispatcher.recheck,
             doubt_slot=self.feed.doubt_slot,
             ledger=ledger,
+            calls=self.calls,
         )
         self.node = NodeLife(
             store,
@@ -193,6 +222,33 @@ class Engine:
         self._phase = "starting"
         self.opened = asyncio.Event()
         """Set once the store and the ledger can be asked; tasks may still be read then."""
+
+    def _new_calls(self, parts: CallParts) -> Calls:
+        ledger = parts.ledger if self.ledger is None else self.ledger
+        tasks = TaskCalls(
+            ledger,
+            parts.tasks,
+            record_of=self.store.get,
+            state=lambda: self.dispatcher.dispatch_state,
+            leads_since=lambda: self.dispatcher.leads_since,
+            keeps_ledger=self.ledger is None,
+        )
+        return Calls(
+            ledger,
+            parts.store,
+            tasks=tasks,
+            now=self.store.now,
+            new_id=self.new_id,
+            state=lambda: self.dispatcher.dispatch_state,
+            wake=self._wake_dispatcher,
+            is_ledger_outside=self.ledger is not None,
+            settled=self.ask_budgets,
+            leads=lambda: self.dispatcher.is_leading,
+            is_shared=self.store.is_shared,
+        )
+
+    def _wake_dispatcher(self) -> None:
+        self.dispatcher.wake()
 
     def now(self) -> float:
         """Return the time by which tasks are judged."""
@@ -238,6 +294,8 @@ class Engine:
         await self._quietly(self.node.end())
         await self.runner.drain(drain_seconds)
         await self._supervisor.stop()
+        if self.calls is not None:
+            await self.calls.settled(seconds=CALLS_SETTLED_SECONDS)
         if self._outbox is not None:
             await self._outbox.finish(patience_seconds=settle_seconds)
 
@@ -290,20 +348,20 @@ class Engine:
         """Return an id for a task that is to be submitted under it, once or more than once."""
         return self._ids.new(self.store.now())
 
-    async def cancel(self, task_id: str) -> TaskRecord | None:
-        """Cancel a task; None if there is none, an error if it had ended.
+    async def cancel(self, task_id: str, entry: AuditEntry | None = None) -> TaskRecord | None:
+        """Cancel a task, and note who did; None if there is none, an error if it had ended.
 
         A task that runs ends when its executor has stopped; that is waited for, within bounds.
         """
-        record = await self.cancel_soon(task_id)
+        record = await self.cancel_soon(task_id, entry)
         if record is None or record.is_terminal:
             return record
         return await self._wait_for_end(record)
 
-    async def cancel_soon(self, task_id: str) -> TaskRecord | None:
+    async def cancel_soon(self, task_id: str, entry: AuditEntry | None = None) -> TaskRecord | None:
         """Cancel a task without waiting for one that runs to stop; None if there is none."""
         try:
-            answer = await self.store.cancel(task_id, node_id=self.node.node_id)
+            answer = await self.store.cancel(task_id, node_id=self.node.node_id, entry=entry)
         except (StoreUnavailableError, asyncio.CancelledError):
             self.dispatcher.recheck(task_id)
             raise
@@ -392,6 +450,18 @@ class Engine:
         if self._outbox is not None:
             await self._outbox.run_once()
 
+    async def flush_calls(self) -> None:
+        """Have everything booked that calls have spent by now, for an exact answer."""
+        if self.calls is not None and self.calls.escrow is not None:
+            await self.calls.escrow.flush()
+
+    async def _recall_slices(self) -> None:
+        """Have calls draw on slices that were admitted under the limits of now."""
+        if self.calls is not None and self.calls.escrow is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOADED_SECONDS):
+                    await self.calls.escrow.recall()
+
     async def unbooked_micro_usd(self) -> int:
         """Return how much of what was settled a ledger outside the store has not been told."""
         return 0 if self._outbox is None else await self._outbox.left_micro_usd()
@@ -458,6 +528,8 @@ class Engine:
         capacity = settings.capacity if settings.is_enabled else 0
         await self.node.offer(capacity, lease_seconds=settings.node_lease_seconds)
         before, self.settings = self.settings, settings
+        if settings.budgets != before.budgets:
+            await self._recall_slices()
         self.workers.lease_seconds = settings.worker_lease_seconds
         self.reaper.retention = settings.retention
         self.dispatcher.reconfigure(
@@ -512,13 +584,36 @@ class Engine:
             async with asyncio.timeout(IN_FORCE_SECONDS):
                 await self.dispatcher.pending.in_force()
 
+    async def _watch_rooms(self) -> None:
+        """Ask targets that do their work elsewhere how much more they could begin."""
+        while True:
+            remote = [
+                (name, executor)
+                for name, executor in self.executors.items()
+                if isinstance(executor, RemoteExecutor)
+            ]
+            if remote and self.dispatcher.is_leading:
+                await asyncio.gather(*(self._ask_room(name, one) for name, one in remote))
+            await asyncio.sleep(ROOM_SECONDS if remote else NO_ROOM_SECONDS)
+
+    async def _ask_room(self, name: str, executor: RemoteExecutor) -> None:
+        # One that takes its time keeps what it said last, and holds nobody else up for long.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NO_ROOM_SECONDS):
+                self.dispatcher.set_room(name, await executor.room())
+
     def _loops(self) -> dict[str, Loop]:
         loops: dict[str, Loop] = {
             "node": self.node.run,
             "dispatcher": self.dispatcher.run,
             "reaper": self.reaper.run,
             "history": self.history.run,
+            "rooms": self._watch_rooms,
         }
+        if self.calls is not None:
+            loops["calls"] = self.calls.run
+            if self.calls.escrow is not None:
+                loops["escrow"] = self.calls.escrow.run
         if self.ledger is not None:
             loops["ledger"] = self.ledger.run
             loops["leases"] = LeaseRenewer(self.ledger, self._reservations).run
@@ -608,7 +703,7 @@ class Outlook:
         dispatch_state = self.dispatch_state
         if dispatch_state is None:
             return None
-        return Present(queued=len(dispatch_state.waiting), inflight=len(dispatch_state.in_flight))
+        return Present(queued=dispatch_state.waiting_tasks, inflight=len(dispatch_state.in_flight))
 
     def shares(self) -> tuple[Share, ...] | None:
         """Return the share of each project that it should have, and that it had."""

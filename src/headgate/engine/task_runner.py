@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -40,9 +40,17 @@ from headgate.core.lifecycle import (
 )
 from headgate.core.retries import Backoff
 from headgate.core.task import Task, TaskRecord
+from headgate.core.task_money import OpenCalls
+from headgate.engine.call_registry import Calls
 from headgate.engine.external_ledger import mark_dispatched
 from headgate.errors import StoreUnavailableError
-from headgate.executors.executor import OUT_OF_DESCRIPTORS, Executor, work_order_of
+from headgate.executors.executor import (
+    OUT_OF_DESCRIPTORS,
+    Executor,
+    RemoteExecutor,
+    work_order_of,
+)
+from headgate.providers.usage import tells_unknown_usage
 from headgate.storage.store import Settled, Settlement, TaskStore
 
 log = structlog.get_logger("headgate.runner")
@@ -83,8 +91,10 @@ class TaskRunner:
         free_failures: Collection[str] = (),
         ledger: Ledger | None = None,
         slot_resets_at: SlotResetsAt = lambda _slot: None,
+        calls: Calls | None = None,
     ) -> None:
         self._ledger = ledger
+        self._calls = calls
         self._store = store
         self._executors = executors
         self._changed = changed
@@ -99,10 +109,12 @@ class TaskRunner:
         self._attempts: dict[str, _Attempt] = {}
         self._deadlines: DeadlineWatch[_Attempt] = DeadlineWatch(store.now, self._be_late)
         self._cancelled_early: dict[str, int] = {}
+        self._inherited: set[str] = set()
         self._left_behind: set[asyncio.Task[None]] = set()
         self.problem = ""
         """Why outcomes cannot be written now; empty while they can."""
 
+        self._not_understood: set[str] = set()
         self._out_of_descriptors_at = float("-inf")
 
     def __len__(self) -> int:
@@ -139,6 +151,10 @@ class TaskRunner:
         names = [one.record.progress.reservation_id for one in self._attempts.values()]
         return [name for name in names if name]
 
+    def inherit(self, task_ids: Iterable[str]) -> None:
+        """Go on with what another node began, when these are started here."""
+        self._inherited.update(task_ids)
+
     def start(self, record: TaskRecord) -> None:
         """Begin an attempt; one that is under way already goes on."""
         task_id = record.task.id
@@ -146,6 +162,9 @@ class TaskRunner:
         if known is not None and known.record.progress.attempt == record.progress.attempt:
             return
         attempt = self._attempts[task_id] = _Attempt(record)
+        if task_id in self._inherited:
+            self._inherited.discard(task_id)
+            attempt.is_resumed = True
         if self._cancelled_early.pop(task_id, None) == record.progress.attempt:
             attempt.stopped_by = Cancelled(usage=NOTHING_USED)
         attempt.task = asyncio.get_running_loop().create_task(self._run(attempt))
@@ -176,6 +195,7 @@ class TaskRunner:
     def abandon(self) -> None:
         """Stop everything without settling: the leases are lost, and others settle these tasks."""
         for attempt in list(self._attempts.values()):
+            self._leave(attempt)
             attempt.is_abandoned = True
             self._stop(attempt, Lost(has_started=attempt.has_begun))
             if attempt.task is not None:
@@ -191,8 +211,13 @@ class TaskRunner:
     async def drain(self, seconds: float) -> None:
         """Let what runs come to its end, and stop what takes longer; it is queued again.
 
-        What cannot be settled even then is left to others, who take it back.
+        What cannot be settled even then is left to others, who take it back. So is what goes on
+        without this node.
         """
+        for attempt in list(self._attempts.values()):
+            if self._leave(attempt):
+                attempt.is_abandoned = True
+                self._stop(attempt, Lost(has_started=True))
         await self._wait(seconds)
         ends_at = asyncio.get_running_loop().time() + SETTLE_SECONDS
         while self._attempts and (left := ends_at - asyncio.get_running_loop().time()) > 0:
@@ -219,6 +244,14 @@ class TaskRunner:
         # Cancelled before its first step, a task would end without settling anything.
         if attempt.has_begun:
             attempt.task.cancel()
+
+    def _leave(self, attempt: _Attempt) -> bool:
+        """Let the work of an attempt go on elsewhere; False if it is done here."""
+        executor = self._executors.get(attempt.record.task.target or "")
+        if not isinstance(executor, RemoteExecutor):
+            return False
+        executor.leave(attempt.record.task.id)
+        return True
 
     def _watch(self, attempt: _Attempt) -> None:
         """Have an attempt stopped at its deadline, or when it has had its own time."""
@@ -254,7 +287,8 @@ class TaskRunner:
         try:
             if not await self._may_spend(attempt.record):
                 return Lost(has_started=False, retry_seconds=UNPAID_SECONDS)
-            return self.settlements.reported(attempt.record, await self._execute(attempt.record))
+            outcome = await self._execute(attempt.record, is_resumed=attempt.is_resumed)
+            return self.settlements.reported(attempt.record, outcome)
         except asyncio.CancelledError:
             if attempt.stopped_by is None:
                 raise
@@ -269,7 +303,7 @@ class TaskRunner:
             return True
         return await mark_dispatched(self._ledger, reservation_id)
 
-    async def _execute(self, record: TaskRecord) -> Outcome:
+    async def _execute(self, record: TaskRecord, *, is_resumed: bool) -> Outcome:
         task = record.task
         executor = self._executors.get(task.target or "")
         if executor is None:
@@ -278,7 +312,13 @@ class TaskRunner:
                 return Failed(error=line, usage=NOTHING_USED)
             # Another node may know it: while a fleet is given a new configuration, some do.
             return Lost(has_started=False, retry_seconds=ELSEWHERE_SECONDS, error=line)
-        order = work_order_of(record)
+        gateway = None
+        if self._calls is not None and self._calls.tasks.may_call(record):
+            try:
+                gateway = await self._calls.tasks.access(record)
+            except StoreUnavailableError as error:
+                return Lost(has_started=False, retry_seconds=UNPAID_SECONDS, error=str(error))
+        order = work_order_of(record, gateway, is_resumed=is_resumed)
         # The executor has a fault of its own. The task must settle all the same.
         try:
             outcome = await executor.execute(order)
@@ -289,7 +329,20 @@ class TaskRunner:
             return Failed(error=f"the executor failed: {type(error).__name__}: {error}")
         if isinstance(outcome, Lost) and outcome.error == OUT_OF_DESCRIPTORS:
             self._note_descriptors(task)
+        self._note_usage(task, outcome)
         return outcome
+
+    def _note_usage(self, task: Task, outcome: Outcome) -> None:
+        """Log once of each target that what it tells of its usage is not understood."""
+        target = task.target or ""
+        if not isinstance(outcome, Succeeded) or outcome.usage != UNKNOWN_USAGE:
+            return
+        if outcome.result is None or target in self._not_understood:
+            return
+        if tells_unknown_usage(outcome.result):
+            # As many as there are targets, in all settings that this process has had.
+            self._not_understood.add(target)
+            log.warning("usage in an unknown shape", task_id=task.id, target=task.target)
 
     @property
     def is_out_of_descriptors(self) -> bool:
@@ -304,13 +357,28 @@ class TaskRunner:
 
     async def _settle(self, attempt: _Attempt, outcome: Outcome) -> None:
         record = attempt.record
+        open_calls = None
+        if self._calls is not None and self._calls.tasks.may_call(record):
+            open_calls = await self._uncancelled(attempt, self._calls.task_ended(record))
         try:
-            await self._offer(attempt, self._settlement(record, outcome))
+            await self._offer(attempt, self._settlement(record, outcome, open_calls))
         # It holds something that the store cannot write. The task must settle all the same.
         except Exception as error:
             log.exception("an outcome cannot be stored", task_id=record.task.id)
             failed = Failed(error=f"its outcome cannot be stored: {type(error).__name__}")
-            await self._offer_until_taken(attempt, self._settlement(record, failed))
+            await self._offer_until_taken(attempt, self._settlement(record, failed, open_calls))
+
+    async def _uncancelled(
+        self, attempt: _Attempt, waiting: Awaitable[OpenCalls | None]
+    ) -> OpenCalls | None:
+        """Wait for something; an attempt that is stopped meanwhile has its outcome already."""
+        task = asyncio.ensure_future(waiting)
+        while True:
+            try:
+                return await asyncio.shield(task)
+            except asyncio.CancelledError:
+                if attempt.stopped_by is None or task.cancelled():
+                    raise
 
     async def _offer_until_taken(self, attempt: _Attempt, settlement: Settlement) -> None:
         """Offer a settlement until it is taken: its capacity is not free before."""
@@ -353,20 +421,23 @@ class TaskRunner:
             if attempt is None or attempt.stopped_by is None:
                 raise
 
-    def _settlement(self, record: TaskRecord, outcome: Outcome) -> Settlement:
-        return self.settlements.make(record, outcome, self._store.now())
+    def _settlement(
+        self, record: TaskRecord, outcome: Outcome, open_calls: OpenCalls | None
+    ) -> Settlement:
+        return self.settlements.make(record, outcome, self._store.now(), open_calls=open_calls)
 
 
 class _Attempt:
     """One attempt under way, and why it was stopped, if it was."""
 
-    __slots__ = ("has_begun", "is_abandoned", "record", "stopped_by", "task")
+    __slots__ = ("has_begun", "is_abandoned", "is_resumed", "record", "stopped_by", "task")
 
     def __init__(self, record: TaskRecord) -> None:
         self.record = record
         self.has_begun = False
         self.stopped_by: Outcome | None = None
         self.is_abandoned = False
+        self.is_resumed = False
         self.task: asyncio.Task[None] | None = None
 
 
@@ -408,9 +479,18 @@ class Settlements:
         return Failed(error=error, usage=outcome.usage)
 
     def make(
-        self, record: TaskRecord, outcome: Outcome, now: float, *, node_id: str = ""
+        self,
+        record: TaskRecord,
+        outcome: Outcome,
+        now: float,
+        *,
+        node_id: str = "",
+        open_calls: OpenCalls | None = None,
     ) -> Settlement:
-        """Return the settlement of an attempt; `node_id` is who writes it for another."""
+        """Return the settlement of an attempt; `node_id` is who writes it for another.
+
+        `open_calls` is what is known of calls that it has made.
+        """
         progress, lease = record.progress, record.lease
         if lease is None:
             problem = f"task {record.task.id} has no lease to settle"
@@ -426,6 +506,7 @@ class Settlements:
             result=_result_text(outcome),
             closure=closure,
             node_id=node_id,
+            open_calls=open_calls,
         )
 
     def _closure(self, record: TaskRecord, outcome: Outcome, now: float) -> GateClosure | None:

@@ -20,10 +20,11 @@ from headgate.core.budgets.scopes import Tenant
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import NOTHING_USED, Cancelled, Failed, Finish, Limited, Lost, Outcome
 from headgate.core.task import WORKER_PREFIX, Lease, TaskRecord, TaskStatus, slot_of
+from headgate.engine.call_registry import Calls
 from headgate.engine.external_ledger import mark_dispatched
 from headgate.engine.task_runner import Settlements
 from headgate.errors import StaleWorkerError, StoreUnavailableError
-from headgate.executors.executor import WorkOrder, work_order_of
+from headgate.executors.executor import GatewayAccess, WorkOrder, work_order_of
 from headgate.storage.store import Orders, Settled, Settlement, StaleLease, TaskStore, Visit
 
 MAX_WAITING = 1_000
@@ -88,8 +89,10 @@ class PullWorkers:
         recheck: Callable[[str], None],
         doubt_slot: Callable[[str], None] = lambda _slot: None,
         ledger: Ledger | None = None,
+        calls: Calls | None = None,
     ) -> None:
         self.lease_seconds = lease_seconds
+        self._calls = calls
         self._store = store
         self._settlements = settlements
         self._node_id = node_id
@@ -139,6 +142,19 @@ class PullWorkers:
         finally:
             self._leave(visit.worker_id, waiter)
 
+    async def access(self, record: TaskRecord) -> GatewayAccess | None:
+        """Return what an attempt that was claimed needs to make calls; None if it is to make none.
+
+        A worker that was handed its task has it, so one that cannot be told of the gateway goes
+        without.
+        """
+        if self._calls is None:
+            return None
+        try:
+            return await self._calls.tasks.access(record)
+        except StoreUnavailableError:
+            return None
+
     async def beat(self, worker_id: str, agent_id: str, running: dict[str, int]) -> Orders:
         """Renew the lease of a worker, and say what it is to stop; nothing is handed out."""
         return await self._visit(
@@ -160,6 +176,10 @@ class PullWorkers:
         if record is None or record.progress.attempt != report.attempt:
             return stale
         settlement = self._settlement(record, report)
+        is_own = record.progress.node_id == report.worker_id
+        if self._calls is not None and is_own:
+            open_calls = await self._calls.task_ended(record)
+            settlement = msgspec.structs.replace(settlement, open_calls=open_calls)
         try:
             answer = await self._store.settle(settlement)
         except (StoreUnavailableError, asyncio.CancelledError):

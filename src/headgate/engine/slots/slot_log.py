@@ -558,7 +558,7 @@ def _disabled(trail: SlotTrail, name: str, row: SlotRow) -> None:
 
 
 def _advice(name: str) -> str:
-    return f"mend it, then change the settings or run `headgate slots enable {name}`"
+    return f"mend it, then change the settings or run `headgate slot resume {name}`"
 
 
 def _confirmed(trail: SlotTrail, name: str, row: SlotRow, flow_id: str) -> None:

@@ -1,0 +1,348 @@
+"""Slices of budgets that calls draw from in memory, so that a call needs no transaction of its own.
+
+`core.budgets.escrow` says how large a slice is, and `storage.call_rows.turn_slice` turns one into
+the next. Here is who draws on it, and when it is turned: soon after it was drawn on, at once where
+a call needs more than there is, and before it has been idle for long, so that what nobody uses is
+given back.
+
+Rule: what is drawn on a slice while it is turned was in it before: so much of its headroom as may
+be needed meanwhile is carried over like what is in flight, and calls that end are counted for the
+next. A slice whose turn failed is closed until the store has answered, and the same turn is asked
+for again: it recognises its own work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import structlog
+
+from headgate.core.budgets.escrow import Amounts
+from headgate.core.budgets.scopes import Scope
+from headgate.errors import LedgerUnavailableError, StoreError, StoreUnavailableError
+from headgate.storage.call_rows import CallStore, EndedCall, SliceAnswer, SliceTurn
+
+log = structlog.get_logger("headgate.escrow")
+
+TURN_SECONDS = 0.05
+IDLE_SECONDS = 1.0
+"""A slice that nobody has drawn on for so long holds what is in flight, and no more."""
+
+LEASE_SECONDS = 90.0
+RENEW_SECONDS = LEASE_SECONDS / 3
+RETRY_SECONDS = 0.5
+MAX_SLICES = 64
+"""For how many sets of scopes there are slices; calls of others are reserved one by one."""
+
+HEADROOM_DRAWS = 4
+"""The headroom that is asked for: so many draws like the largest of late, or two turns' worth."""
+
+NEAR_SECONDS = 0.5
+"""How long calls are reserved one by one where a limit was near, before a slice is tried again."""
+
+ANSWER_SECONDS = 5.0
+"""How long a call waits for a slice; then it is told that the budgets cannot be asked."""
+
+MAX_ENDED = 2_048
+FLUSH_SECONDS = 1.0
+"""How long a question about budgets waits for what was just spent; then it is answered without."""
+
+NewName = Callable[[], str]
+
+
+class Slice:
+    """What is held for one set of scopes, and how much of that is drawn and spent."""
+
+    __slots__ = (
+        "drawn",
+        "ended",
+        "held",
+        "is_turning",
+        "largest",
+        "last_draw_at",
+        "name",
+        "near_until",
+        "open_draws",
+        "recent",
+        "scopes",
+        "spent",
+        "turned",
+        "turned_at",
+        "until",
+    )
+
+    def __init__(self, scopes: tuple[Scope, ...]) -> None:
+        self.scopes = scopes
+        self.name = ""
+        self.held = Amounts()
+        self.drawn = Amounts()
+        self.spent = Amounts()
+        self.recent = Amounts()
+        self.largest = Amounts()
+        self.ended: list[EndedCall] = []
+        self.open_draws = 0
+        self.until: float | None = None
+        self.near_until = 0.0
+        self.last_draw_at = 0.0
+        self.turned_at = 0.0
+        self.is_turning = False
+        self.turned = asyncio.Event()
+
+    @property
+    def available(self) -> Amounts:
+        """What may still be drawn."""
+        return self.held.minus(self.drawn).minus(self.spent)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether the store has yet to be told of something."""
+        return bool(self.ended) or self.spent != Amounts()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is in flight, spent or held."""
+        # A call that is free draws nothing, and has a row to write all the same.
+        return self.held == Amounts() and not self.open_draws and not self.is_dirty
+
+
+class Draw:
+    """What one call has drawn from a slice."""
+
+    __slots__ = ("amounts", "slice")
+
+    def __init__(self, slice_: Slice, amounts: Amounts) -> None:
+        self.slice = slice_
+        self.amounts = amounts
+
+
+class Escrow:
+    """The slices of one node."""
+
+    def __init__(
+        self,
+        store: CallStore,
+        *,
+        now: Callable[[], float],
+        new_name: NewName,
+        settled: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._now = now
+        self._new_name = new_name
+        self._settled = settled
+        self._slices: dict[tuple[Scope, ...], Slice] = {}
+        self._turning: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self.is_on = True
+
+    def draw(self, scopes: tuple[Scope, ...], amounts: Amounts) -> Draw | None:
+        """Take from the slice of some scopes; None if it has too little, or cannot be used now."""
+        found = self._slices.get(scopes)
+        if found is None or not self.is_on:
+            return None
+        now = self._now()
+        if found.until is not None and now >= found.until:
+            return None
+        micro_usd, tokens = amounts
+        held, drawn, spent = found.held, found.drawn, found.spent
+        if held[0] - drawn[0] - spent[0] < micro_usd or held[1] - drawn[1] - spent[1] < tokens:
+            return None
+        found.drawn = Amounts(drawn[0] + micro_usd, drawn[1] + tokens)
+        found.open_draws += 1
+        found.recent = Amounts(found.recent[0] + micro_usd, found.recent[1] + tokens)
+        if micro_usd > found.largest[0] or tokens > found.largest[1]:
+            found.largest = found.largest.most(amounts)
+        found.last_draw_at = now
+        self._wake.set()
+        return Draw(found, amounts)
+
+    async def refill(self, scopes: tuple[Scope, ...], amounts: Amounts) -> Draw | None:
+        """Have a slice turned that has too little, and take from it.
+
+        None if the call is to be reserved by itself: a limit is near, or there are too many sets
+        of scopes.
+        """
+        if not self.is_on:
+            return None
+        found = self._slices.get(scopes)
+        if found is None:
+            if len(self._slices) >= MAX_SLICES:
+                return None
+            found = self._slices[scopes] = Slice(scopes)
+        if self._now() < found.near_until:
+            return None
+        found.last_draw_at = self._now()
+        found.largest = found.largest.most(amounts)
+        # One that is under way may have begun before this call was counted.
+        for _ in range(2):
+            await self._turned(found)
+            draw = self.draw(scopes, amounts)
+            if draw is not None or self._now() < found.near_until:
+                return draw
+        return None
+
+    async def _turned(self, found: Slice) -> None:
+        if not found.is_turning:
+            self._begin_turn(found)
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await found.turned.wait()
+        except TimeoutError:
+            line = "the budgets cannot be asked, and nothing is granted meanwhile; try again"
+            raise LedgerUnavailableError(line) from None
+
+    def settle(self, draw: Draw, spent: Amounts, ended: EndedCall) -> None:
+        """Count what a call cost in place of what it drew; its row goes with the next turn."""
+        found, drawn = draw.slice, draw.amounts
+        found.drawn = Amounts(found.drawn[0] - drawn[0], found.drawn[1] - drawn[1])
+        found.open_draws -= 1
+        found.spent = Amounts(found.spent[0] + spent[0], found.spent[1] + spent[1])
+        found.ended.append(ended)
+        self._wake.set()
+        if len(found.ended) >= MAX_ENDED and not found.is_turning:
+            self._begin_turn(found)
+
+    def give_back(self, draw: Draw) -> None:
+        """Give back what a call drew that was not sent."""
+        draw.slice.drawn = draw.slice.drawn.minus(draw.amounts)
+        draw.slice.open_draws -= 1
+        self._wake.set()
+
+    # Turning slices.
+
+    async def run(self) -> None:
+        """Turn slices until cancelled."""
+        while True:
+            if not self._slices:
+                self._wake.clear()
+                await self._wake.wait()
+            await asyncio.sleep(TURN_SECONDS)
+            self.turn_due()
+
+    def turn_due(self) -> None:
+        """Begin the turn of every slice that needs one."""
+        now = self._now()
+        for scopes, found in list(self._slices.items()):
+            if found.is_turning:
+                continue
+            if found.is_idle:
+                if now - found.last_draw_at > RENEW_SECONDS:
+                    del self._slices[scopes]
+                continue
+            is_unused = found.available != Amounts() and now - found.last_draw_at >= IDLE_SECONDS
+            is_old = now - found.turned_at >= RENEW_SECONDS
+            if found.is_dirty or is_unused or is_old:
+                self._begin_turn(found)
+
+    def _begin_turn(self, found: Slice) -> None:
+        found.is_turning = True
+        found.turned.clear()
+        self._in_background(self._turn(found))
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._turning.add(task)
+        task.add_done_callback(self._turned_or_not)
+
+    def _turned_or_not(self, task: asyncio.Task[None]) -> None:
+        self._turning.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a slice of a budget was not turned", exc_info=error)
+
+    async def _turn(self, found: Slice) -> None:
+        now = self._now()
+        is_unused = now - found.last_draw_at >= IDLE_SECONDS
+        wanted = Amounts() if is_unused or not self.is_on else _wanted(found)
+        # Headroom stays open for draws, unless there is to be none.
+        carried = Amounts()
+        if now >= found.near_until:
+            carried = found.available.least(wanted).most(Amounts())
+        in_flight = found.drawn.plus(carried)
+        found.recent = Amounts()
+        needs_next = in_flight != Amounts() or wanted != Amounts()
+        ended, found.ended = tuple(found.ended), []
+        spent, found.spent = found.spent, Amounts()
+        turn = SliceTurn(
+            old=found.name,
+            new=f"escrow:{self._new_name()}" if needs_next else "",
+            scopes=found.scopes,
+            spent=spent,
+            in_flight=in_flight,
+            wanted=wanted.minus(carried),
+            least=found.largest.minus(carried).most(Amounts()) if any(wanted) else Amounts(),
+            lease_seconds=LEASE_SECONDS,
+            ended=ended,
+        )
+        before, found.held = found.held, in_flight
+        answer: SliceAnswer | None = None
+        try:
+            answer = await self._answer(found, turn)
+        finally:
+            if answer is None:
+                # Whatever it was: what was spent is told with the next turn. One of the rows may
+                # have been the cause, so they are written by themselves.
+                found.spent = found.spent.plus(spent)
+                found.held = Amounts()
+                self._in_background(self._write_rows(ended))
+                found.near_until = self._now() + NEAR_SECONDS
+            else:
+                found.name = turn.new if answer.held != Amounts() else ""
+                found.held = answer.held
+                found.until = answer.until
+                if answer.is_near:
+                    found.near_until = self._now() + NEAR_SECONDS
+            found.largest = Amounts(found.largest.micro_usd // 2, found.largest.tokens // 2)
+            found.turned_at = self._now()
+            found.is_turning = False
+            found.turned.set()
+        if ended or not found.held.covers(before):
+            # What was not spent, or headroom that nobody used, may be room for others.
+            self._settled()
+
+    async def _answer(self, found: Slice, turn: SliceTurn) -> SliceAnswer:
+        while True:
+            try:
+                return await self._store.turn(turn)
+            except StoreUnavailableError:
+                found.held = Amounts()
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _write_rows(self, ended: Sequence[EndedCall]) -> None:
+        for one in ended:
+            try:
+                await self._store.finish([one])
+            except StoreError as error:
+                log.warning("a call was not kept", call_id=one.record.id, problem=str(error))
+
+    async def flush(self) -> None:
+        """Tell the store of everything that was spent, for an exact answer about budgets."""
+        # What ended while a slice was turned goes with its next turn.
+        for _ in range(2):
+            for found in list(self._slices.values()):
+                if found.is_dirty and not found.is_turning:
+                    self._begin_turn(found)
+            turning = set(self._turning)
+            if not turning:
+                return
+            await asyncio.wait(turning, timeout=FLUSH_SECONDS)
+
+    async def recall(self) -> None:
+        """Give back all headroom and wait until that is so; slices are made again when needed."""
+        was_on, self.is_on = self.is_on, False
+        try:
+            for found in self._slices.values():
+                if not found.is_turning:
+                    self._begin_turn(found)
+            while self._turning:
+                await asyncio.wait(set(self._turning))
+        finally:
+            self.is_on = was_on
+
+
+def _wanted(found: Slice) -> Amounts:
+    return Amounts(
+        max(2 * found.recent.micro_usd, HEADROOM_DRAWS * found.largest.micro_usd),
+        max(2 * found.recent.tokens, HEADROOM_DRAWS * found.largest.tokens),
+    )
