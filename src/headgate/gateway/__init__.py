@@ -1,0 +1,1 @@
+"""The gateway: the endpoints of OpenAI and Anthropic, in front of the upstreams that answer."""

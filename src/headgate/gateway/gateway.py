@@ -1,0 +1,1982 @@
+"""The gateway: endpoints that speak the protocols of providers, and the way of a call.
+
+A call comes in, waits for its turn and its money, goes to an upstream with a key, and comes back;
+what it cost is booked by what the provider said. While it waits its client is kept alive.
+
+| what happens | what is booked |
+| --- | --- |
+| refused, or its client went away before it was sent | nothing |
+| the upstream was not reached, or answered 4xx or 5xx | nothing: it has sent no output |
+| 408, 504, 524: somebody on the way stopped waiting | what was held |
+| an answer that says what it used | that |
+| an answer that does not | what was held, or what it can have been if that is more |
+| an answer that was cut off | that, or what was counted so far if it is more |
+
+Rule: a client that goes away changes nothing about what is booked. What was sent is read to its
+end, within bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple, TypedDict, cast
+from urllib.parse import unquote, urlsplit
+from weakref import ref
+
+import msgspec
+import structlog
+
+from headgate.api.api import Api, Route
+from headgate.api.budgets import check_own_scopes
+from headgate.api.callers import Caller
+from headgate.api.errors import ApiError, api_error_of
+from headgate.api.http.request import ClientGoneError, Head, Request
+from headgate.api.http.response import Response
+from headgate.api.http.slices import mapped
+from headgate.api.shares import Holder, Pool, check_room
+from headgate.api.submission import excerpt
+from headgate.config.settings import GatewaySettings, Settings
+from headgate.core import estimates
+from headgate.core.budgets.ledger import Refused, Unit
+from headgate.core.budgets.scopes import Scope
+from headgate.core.call import CallRecord, CallState
+from headgate.core.dispatch_state import charged_by
+from headgate.core.estimates import NOTHING, PROBE, Hold, Reserve
+from headgate.core.gates import GateClosure
+from headgate.core.lifecycle import Failed, Limited
+from headgate.core.money import plain_usd
+from headgate.core.task import read_traceparent
+from headgate.core.task_money import TASK_TOKEN_PREFIX
+from headgate.engine.call_registry import (
+    CallDraft,
+    CallEnd,
+    CallRefusedError,
+    Calls,
+    Grant,
+    LiveCall,
+)
+from headgate.engine.call_registry import Route as CallRoute
+from headgate.engine.task_calls import Offer, TaskAttempt
+from headgate.errors import CallerError, HeadgateError
+from headgate.executors.http import refused
+from headgate.executors.targets import gateway_targets
+from headgate.executors.templates import ObserveSlot
+from headgate.gateway.connection_pool import NotSentError, UpstreamError, UpstreamResponse
+from headgate.gateway.identity import (
+    ClientKeys,
+    Identities,
+    Identity,
+    Path,
+    RequestHeaders,
+    client_of,
+    identify,
+    keys_of,
+    session_of,
+    split_prefix,
+)
+from headgate.gateway.protocols import (
+    CODEX,
+    EVENT_STREAM,
+    Failure,
+    ListedModel,
+    Protocol,
+    StreamRelay,
+    codex_headers,
+    error_answer,
+    failure_of,
+    models_body,
+    protocol_of,
+    returned_headers,
+    upstream_headers,
+    upstream_query,
+)
+from headgate.gateway.relay import LeaderRelay, NotRelayedError, relayed_headers
+from headgate.gateway.remaining import RemainingBudgets
+from headgate.gateway.request_body import RequestBody
+from headgate.gateway.routing import (
+    CACHE_SECONDS,
+    LONG_CACHE_SECONDS,
+    Credentials,
+    Kind,
+    NoRouteError,
+    SessionKeys,
+    StreamMask,
+    UnknownModelError,
+    Upstream,
+    Upstreams,
+)
+from headgate.providers import requests
+from headgate.providers.call_estimates import (
+    SHORT_TOKENS,
+    CallEstimates,
+    measured_chars,
+    strict_bound,
+)
+from headgate.providers.content_coding import (
+    ContentCodingError,
+    ContentDecoder,
+    coding_of,
+    codings_of,
+)
+from headgate.providers.prices import CHARACTERS_PER_TOKEN, MAX_MODEL_LENGTH, price_advice
+from headgate.providers.requests import (
+    MAX_VALUES,
+    ModelCall,
+    has_too_many_values,
+    kind_of,
+    most_values,
+    read_call,
+    with_max_tokens,
+    with_model,
+    with_stream_usage,
+)
+from headgate.providers.usage import MAX_STREAM_BYTES, ReportedUsage, reported_in
+from headgate.storage.tokens import Bounds
+
+log = structlog.get_logger("headgate.gateway")
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+MAX_ERROR_BYTES = 256 * 1024
+MAX_TAIL_BYTES = 64 * 1024
+RETRY_AFTER_SECONDS = 55
+"""The longest wait that no client takes for a refusal."""
+
+STOP_SECONDS = 5
+"""After so long a client may come back that was sent away because the service stops."""
+
+MAX_STORED = 10_000
+MAX_ID_PLACE = 4_096
+"""How many stored responses are remembered, and where in an answer its id is looked for."""
+
+RECALLED_CALLS = 5_000
+"""From how many of the latest calls it is learned, after a start, what calls cost here."""
+
+LEAST_CACHED_TOKENS = 1_024
+"""Providers cache prompts from this length on, some of them without saying so."""
+
+OTHER = "other"
+"""The protocol of a request that is passed on as it came."""
+
+MAX_CALLS = 10_000
+SPILL_SHARE = 16
+"""When bodies have one part in so many of the memory that is for them, none waits in it."""
+
+LARGE_BODY_BYTES = 512 * 1024
+LARGE_ANSWER_BYTES = 1024 * 1024
+MANY_VALUES = 10_000
+"""What is larger, or has more values, is read in a thread while others go on."""
+
+LONGEST_ANSWER = 1_000_000
+_MARGIN_BYTES = 1_000
+_MOST_DIGITS = 10
+_OK = 200
+_TOO_MANY = 429
+_ERRORS = 400
+_UPGRADE_REQUIRED = 426
+_SERVER_ERRORS = 500
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things may take on the way of a call, in seconds.
+
+    A client that streams gets the head of its answer after `open_seconds` in the queue, and then an
+    event every `keep_alive_seconds`. The place of a call is kept for `kept_seconds` whose client
+    has gone, or is late to come back. A call with several members looks for an open one every
+    `reroute_seconds`. An answer whose client has gone is read on for `drain_seconds` at most. The
+    body of a call that waits is kept in memory for `memory_seconds`. A stream waits for a client
+    that takes it too slowly for `slow_seconds` in all; then it counts as gone.
+    """
+
+    open_seconds: float = 5.0
+    keep_alive_seconds: float = 15.0
+    kept_seconds: float = 60.0
+    reroute_seconds: float = 1.0
+    drain_seconds: float = 300.0
+    memory_seconds: float = 2.0
+    slow_seconds: float = 60.0
+
+
+class _ClientLeft(Exception):  # noqa: N818 - it is no error
+    """The client of a call has gone."""
+
+
+class _Refusal(Exception):  # noqa: N818 - it becomes an answer
+    """A call is not answered by a model; this is what its client is told."""
+
+    def __init__(
+        self,
+        failure: Failure,
+        message: str,
+        *,
+        resets_at: float | None = None,
+        retry_after_seconds: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.failure = failure
+        self.message = message
+        self.resets_at = resets_at
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Client:
+    """The client of one call: sends it the answer, and knows whether it has gone."""
+
+    def __init__(
+        self,
+        request: Request,
+        send: Any,  # noqa: ANN401 - as ASGI has it
+        *,
+        slow_seconds: float,
+    ) -> None:
+        self.request = request
+        self._send = send
+        self._slow_seconds = slow_seconds
+        loop = asyncio.get_running_loop()
+        self._time = loop.time
+        self.came_at = loop.time()
+        self.left_at = 0.0
+        self.has_gone = False
+        self.has_head = False
+        self.relay: StreamRelay | None = None
+        """What makes the events of its stream, once it has one."""
+
+        self.live: LiveCall | None = None
+        self._gone: asyncio.Future[None] | None = None
+        request.when_gone(self._note_gone)
+
+    @property
+    def gone(self) -> asyncio.Future[None]:
+        """What is done once the client has gone."""
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            if self.has_gone:
+                self._gone.set_result(None)
+        return self._gone
+
+    def _note_gone(self) -> None:
+        if not self.has_gone:
+            self.left_at = self._time()
+        self.has_gone = True
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    async def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        """Send the head of an answer; what follows is sent in pieces."""
+        self.has_head = True
+        named = [(b"x-request-id", self.request.request_id), *headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": named})
+
+    async def piece(self, data: bytes) -> None:
+        """Send a piece; a client that does not take it counts as gone, or takes all too slowly."""
+        if self.has_gone or not data:
+            return
+        since = self._time()
+        try:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            self._note_gone()
+        self._slow_seconds -= self._time() - since
+        if self._slow_seconds < 0:
+            # The answer is read on without it, and gives its permit back.
+            self._note_gone()
+
+    async def end(self) -> None:
+        """End an answer that was sent in pieces."""
+        if not self.has_gone:
+            await self._send({"type": "http.response.body", "body": b""})
+
+    async def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """Send an answer in one piece."""
+        if self.has_gone:
+            return
+        length = (b"content-length", b"%d" % len(body))
+        await self.head(status, [length, *headers])
+        await self._send({"type": "http.response.body", "body": body})
+
+
+class Sender(NamedTuple):
+    """Who sends a request: its identity, its keys, and under which token it came."""
+
+    identity: Identity
+    keys: ClientKeys
+    caller: Caller
+    headers: RequestHeaders
+    holder: Holder
+    task: TaskAttempt | None = None
+    """The running task that makes the call."""
+
+
+class ReadBody(NamedTuple):
+    """What was read of the body of a call."""
+
+    hash: hashlib._Hash
+    call: ModelCall
+
+
+def _read_body(protocol: Protocol, body: bytes) -> ReadBody:
+    return ReadBody(hashlib.sha256(body), read_call(protocol.path, body))
+
+
+def _read_large(protocol: Protocol, body: bytes) -> ReadBody:
+    """Read a body; refuse one of so many values that to decode it would stop everybody."""
+    if has_too_many_values(body):
+        line = f"the body has more than {MAX_VALUES:,} values"
+        raise _Refusal(Failure.TOO_LARGE, line)
+    return _read_body(protocol, body)
+
+
+class Asked:
+    """One call as it was asked for, with what is known of it on its way."""
+
+    __slots__ = (
+        "__weakref__",
+        "added_seconds",
+        "began_at",
+        "body",
+        "body_hash",
+        "cache_seconds",
+        "call",
+        "client",
+        "failed",
+        "is_free",
+        "is_large",
+        "live",
+        "max_tokens",
+        "members",
+        "method",
+        "name",
+        "path",
+        "protocol",
+        "reserve",
+        "response_model",
+        "sender",
+        "session",
+        "waited_seconds",
+        "who",
+    )
+
+    def __init__(
+        self, client: Client, sender: Sender, protocol: Protocol, body: bytes, read: ReadBody
+    ) -> None:
+        self.began_at = perf_counter()
+        self.waited_seconds = self.added_seconds = 0.0
+        self.response_model = ""
+        self.cache_seconds = 0.0
+        """How long its provider keeps the prompt, if that is not as usual."""
+
+        self.client = client
+        self.sender = sender
+        self.who = sender.identity
+        self.protocol = protocol
+        self.method = "POST"
+        self.path = ""
+        self.name = protocol.value
+        self.is_free = not protocol.is_model_call
+        self.body = RequestBody(body)
+        self.body_hash = read.hash
+        self.call = read.call
+        self.session = session_of(
+            sender.headers, cache_key=self.call.cache_key, prefix_hash=self.call.prefix_hash
+        )
+        self.members: list[tuple[Upstream, str]] = []
+        self.failed: set[tuple[str, str, str | None]] = set()
+        """Where it has failed: the upstream, the model there, and the slot."""
+
+        self.max_tokens: int | None = None
+        """What the length of its answer was lowered to."""
+
+        self.reserve = Reserve.EXPECTED
+        self.is_large = False
+        """Whether it takes longer to read its body than others should wait."""
+
+        self.live: LiveCall | None = None
+
+    @property
+    def holds_stream(self) -> bool:
+        """Whether its client can be kept alive while it waits."""
+        return self.call.is_stream and self.protocol.has_streams
+
+
+def reached_at(address: str) -> str:
+    """Return an address under which a process on this machine reaches the service."""
+    parts = urlsplit(address)
+    if parts.hostname not in ("0.0.0.0", "::"):  # noqa: S104
+        return address.rstrip("/")
+    return f"{parts.scheme}://127.0.0.1:{parts.port}"
+
+
+def call_headers(live: LiveCall) -> list[tuple[bytes, bytes]]:
+    """Return which call an answer is of, and for how long it has waited."""
+    record = live.record
+    waited = (record.started_at or record.created_at) - record.created_at
+    return [
+        (b"x-headgate-call-id", record.id.encode()),
+        (b"x-headgate-waited-ms", b"%d" % round(1_000 * max(0.0, waited))),
+    ]
+
+
+class Gateway:
+    """Answers in the protocols of providers; follows the settings in force."""
+
+    max_body_bytes = MAX_BODY_BYTES
+
+    def __init__(
+        self,
+        api: Api,
+        calls: Calls,
+        upstreams: Upstreams,
+        settings: Settings,
+        *,
+        observe_slot: ObserveSlot,
+    ) -> None:
+        self._api = api
+        self._calls = calls
+        self._upstreams = upstreams
+        self._prices = api.prices
+        self._estimates = CallEstimates()
+        self._observe_slot = observe_slot
+        self._leader = LeaderRelay()
+        self._stored: dict[str, str] = {}
+        self._under_way: dict[str, str] = {}
+        """The calls whose responses are made in the background, by the ids of these."""
+
+        self._recalled: object = self
+        self._recalling = asyncio.Lock()
+        self.sessions = SessionKeys(calls.model_of)
+        calls.is_paused = self._is_paused
+        self._identities = Identities()
+        self._in_hand = Pool(MAX_CALLS)
+        self._settings = settings
+        self._task_targets = gateway_targets(settings.all_targets)
+        self._set_escrow()
+        self._is_stopping = False
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._idle = asyncio.Event()
+        self._remaining = RemainingBudgets(api.tracker.ledger)
+        self.patience = Patience()
+        self.routes = ROUTES
+
+    def _is_paused(self, slot: str, model: str) -> bool:
+        return self.sessions.paused(slot, model, self._api.engine.now()) is not None
+
+    @property
+    def settings(self) -> GatewaySettings:
+        """What applies to all calls."""
+        return self._settings.gateway
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go by other settings, for calls that come from now on."""
+        self._settings = settings
+        self._task_targets = gateway_targets(settings.all_targets)
+        self._upstreams.reconfigure(settings)
+        self._identities.forget()
+        self._set_escrow()
+        self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        """Have all calls that wait look at what has changed."""
+        for news in self._waiting:
+            if not news.done():
+                news.set_result(None)
+
+    def _set_escrow(self) -> None:
+        if self._calls.escrow is not None:
+            self._calls.escrow.is_on = self.settings.escrow
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more calls, send those away that wait, and let those end that run."""
+        self._is_stopping = True
+        self._tell_waiting()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self._in_hand.taken:
+                    self._idle.clear()
+                    await self._idle.wait()
+
+    async def close(self) -> None:
+        """Close the connections to all upstreams."""
+        await self._upstreams.close()
+        await self._leader.close()
+
+    # At the door.
+
+    def has(self, method: str, path: str) -> bool:
+        """Tell whether a request is for the gateway."""
+        if path.startswith(("/v1/", "/p/", "/upstreams/")):
+            return self.settings.enabled
+        return method == "HEAD" and path in ("/", "/api/hello") and self.settings.enabled
+
+    def check_head(self, head: Head) -> Caller | None:
+        """Refuse a request by its head that comes to another host, or from a page of another."""
+        self._api.auth.check_host_and_origin(head.host, head.origin)
+        return None
+
+    async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
+        """Answer a request, whatever happens, in the shape of its protocol."""
+        client = Client(request, send, slow_seconds=self.patience.slow_seconds)
+        protocol = Protocol.MESSAGES if request.header(b"anthropic-version") else Protocol.CHAT
+        try:
+            path = split_prefix(request.raw_path())
+            protocol = protocol_of(path.rest) or protocol
+            await self._serve(client, path)
+        except ClientGoneError:
+            return
+        except _Refusal as refusal:
+            await _fail(client, protocol, refusal)
+        except ApiError as error:
+            await _fail(client, protocol, _refusal_of(error))
+        except HeadgateError as error:
+            await _fail(client, protocol, _refusal_of(api_error_of(error)))
+        except Exception:
+            log.exception("a call failed", request_id=request.request_id.decode("ascii", "replace"))
+            await _fail(client, protocol, _Refusal(Failure.INTERNAL, "an error of the gateway"))
+
+    async def _serve(self, client: Client, prefixed: Path) -> None:
+        request, path = client.request, prefixed.rest
+        if request.method == "HEAD":
+            await client.whole(_OK, [], b"")
+            return
+        dispatcher = self._api.engine.dispatcher
+        if not dispatcher.is_leading and self._api.engine.store.is_shared:
+            await self._pass_on(client)
+            return
+        if self._recalled != dispatcher.leads_since:
+            await self._recall()
+        who = await self._sender(request, prefixed)
+        protocol = protocol_of(path)
+        if protocol is not None and request.method == "POST":
+            await self._model_call(client, who, protocol)
+        elif path.rstrip("/") == "/v1/models" and request.method == "GET":
+            await self._show_models(client, who)
+        elif path.startswith("/v1/models/") and request.method == "GET":
+            await self._show_model(client, who, unquote(path.removeprefix("/v1/models/")))
+        elif path.rstrip("/") == "/v1/responses" and request.method == "GET":
+            line = "there are no WebSockets here; send POST /v1/responses"
+            answer = error_answer(Protocol.RESPONSES, Failure.BAD_REQUEST, line)
+            await client.whole(_UPGRADE_REQUIRED, [_JSON], answer.body)
+        elif path.startswith("/v1/responses/"):
+            await self._pass_through(client, who, self._first("openai"), path.removeprefix("/v1"))
+        elif path.startswith("/upstreams/"):
+            await self._at_upstream(client, who, path)
+        else:
+            raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {path} for {request.method}")
+
+    async def _recall(self) -> None:
+        """Learn from the latest calls what calls cost here, and whose the stored responses are.
+
+        Another process may have made them: this one before its restart, or the last leader.
+        """
+        async with self._recalling:
+            led_since = self._api.engine.dispatcher.leads_since
+            store = self._api.engine.call_store
+            if self._recalled == led_since or store is None:
+                return
+            self._upstreams.secret = await self._calls.tasks.secret_for("keys of clients")
+            records = await store.latest(RECALLED_CALLS)
+            learned = CallEstimates()
+            await mapped(records, partial(_learn_again, learned))
+            self._estimates = learned
+            stored = {one.response_id: one.project_id for one in records if one.response_id}
+            self._stored = {**stored, **self._stored}
+            under_way = {one.response_id: one.id for one in records if one.reservation_id}
+            self._under_way = {**under_way, **self._under_way}
+            self._recalled = led_since
+
+    async def _pass_on(self, client: Client) -> None:
+        """Pass a request on to the node that decides, and its answer back as it comes."""
+        request = client.request
+        body = await request.whole_body()
+        query = request.query_string()
+        path = request.raw_path() + (f"?{query}" if query else "")
+        address = self._api.engine.node.leader_address
+        sending = asyncio.ensure_future(
+            self._leader.send(address, request.method, path, request.all_headers(), body)
+        )
+        await asyncio.wait((sending, client.gone), return_when=asyncio.FIRST_COMPLETED)
+        if not sending.done():
+            # Nobody waits for it any more, and whoever decides is to know that.
+            sending.cancel()
+            return
+        try:
+            sent = sending.result()
+        except NotRelayedError:
+            line = "the node that decides cannot be asked; try again in a moment"
+            raise _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS) from None
+        with sent as response:
+            await client.head(response.status, relayed_headers(response))
+            try:
+                while not client.has_gone and (piece := await response.read()):
+                    await client.piece(piece)
+            except UpstreamError:
+                # The connection is closed then, and the client notices that there is no end.
+                return
+            await client.end()
+
+    async def _at_upstream(self, client: Client, sender: Sender, path: str) -> None:
+        """Answer what was sent to one upstream by its name; its version may be in the path."""
+        _, _, name, *parts = path.split("/")
+        upstream = self._upstreams.get(unquote(name))
+        if upstream is None:
+            line = f"there is no upstream '{excerpt(name)}'; there are: {self._names()}"
+            raise _Refusal(Failure.NOT_FOUND, line)
+        rest = "/" + "/".join(parts)
+        if upstream.settings.api_url.endswith("/v1"):
+            rest = rest.removeprefix("/v1")
+        protocol = protocol_of(f"/v1{rest}") if client.request.method == "POST" else None
+        if protocol is not None and protocol.kind == upstream.kind:
+            await self._model_call(client, sender, protocol, upstream)
+        else:
+            await self._pass_through(client, sender, upstream, rest)
+
+    async def _sender(self, request: Request, path: Path) -> Sender:
+        """Return who makes a call; a token is asked for where the rest of the API asks for one."""
+        headers = RequestHeaders(request.all_headers())
+        keys = keys_of(headers)
+        shown = f"Bearer {keys.token}".encode() if keys.token else b""
+        is_shown = request.header(b"authorization") == shown
+        asked = request if is_shown else request.with_authorization(shown)
+        auth = self._api.auth
+        if keys.token.startswith(TASK_TOKEN_PREFIX):
+            return await self._sending_task(request, path, headers, keys)
+        if not keys.token and auth.rules.needs_token:
+            line = "send a token of Headgate as the API key: hg_…"
+            raise _Refusal(Failure.UNAUTHORIZED, line)
+        caller = auth.authenticate(asked, "submit")
+        if caller is None:
+            caller = await auth.look_up(asked, "submit")
+        request.identify(caller)
+        who = self._identities.get(
+            path,
+            headers,
+            bounds=caller.bounds,
+            knows_project=self._api.submission_parser.knows_project,
+            project_names=self._api.submission_parser.project_names,
+        )
+        if not caller.is_trusted and len(who.scopes) > 1:
+            # The first one is that of the project, which is configured.
+            await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
+        if not self._passes_keys:
+            keys = ClientKeys(token=keys.token)
+        return Sender(who, keys, caller, headers, request.holder)
+
+    async def _sending_task(
+        self, request: Request, path: Path, headers: RequestHeaders, keys: ClientKeys
+    ) -> Sender:
+        """Return the running task that makes a call: all that it is comes from the task."""
+        self._api.auth.authenticate(request.with_authorization(b""), None)
+        attempt = await self._calls.tasks.attempt_of(keys.token)
+        if attempt is None:
+            line = "the token is of no attempt at a task that runs here now"
+            raise _Refusal(Failure.UNAUTHORIZED, line)
+        task = attempt.task
+        caller = Caller(
+            name=task.id,
+            permissions=frozenset(("submit",)),
+            token_id=task.id,
+            bounds=Bounds(project_id=task.project_id, agent_id=attempt.agent_id),
+        )
+        request.identify(caller)
+        known = self._api.submission_parser.knows_project
+        who = identify(path, headers, bounds=caller.bounds, knows_project=known)
+        who = msgspec.structs.replace(who, scopes=task.scopes, priority=task.priority)
+        if not self._passes_keys:
+            keys = ClientKeys(token=keys.token)
+        return Sender(who, keys, caller, headers, request.holder, attempt)
+
+    def offer_to_tasks(self, target: str) -> Offer | None:
+        """Return what tasks of a target are handed: the address here, and whose protocols."""
+        address = self._api.engine.node.address
+        if target not in self._task_targets or not address or not self.settings.enabled:
+            return None
+        kinds = {one.kind for one in self._upstreams.all if self._upstreams.has_key(one)}
+        return Offer(reached_at(address), tuple(sorted(kinds))) if kinds else None
+
+    @property
+    def _passes_keys(self) -> bool:
+        """Whether the key of a client goes to an upstream that has none."""
+        mode = self.settings.passthrough_keys
+        return mode == "always" or (mode == "loopback" and self._api.auth.rules.is_loopback)
+
+    def _first(self, kind: str) -> Upstream:
+        found = [one for one in self._upstreams.all if one.kind == kind]
+        with_key = [one for one in found if self._upstreams.has_key(one)]
+        if not found:
+            raise _Refusal(Failure.NOT_FOUND, f"there is no upstream of kind {kind}")
+        return (with_key or found)[0]
+
+    def _names(self) -> str:
+        return ", ".join(one.name for one in self._upstreams.all)
+
+    # The way of a call.
+
+    async def _model_call(
+        self,
+        client: Client,
+        sender: Sender,
+        protocol: Protocol,
+        upstream: Upstream | None = None,
+    ) -> None:
+        """Answer a call of a model; it goes where its model does, or to the upstream it names."""
+        request = client.request
+        # No name is given to the body here, or it would be kept for as long as the call waits.
+        asked = await self._asked(client, sender, protocol)
+        if not asked.call.is_readable:
+            raise _Refusal(Failure.BAD_REQUEST, "the body is no JSON object")
+        model = asked.call.model
+        _check_model(model)
+        query = upstream_query(request.query_string().encode("latin-1")).decode("latin-1")
+        asked.path = protocol.path + (f"?{query}" if query else "")
+        if upstream is not None:
+            asked.members = [(upstream, model)]
+        else:
+            try:
+                asked.members = self._upstreams.members(model, cast("Kind", protocol.kind))
+            except UnknownModelError as error:
+                raise _Refusal(Failure.UNKNOWN_MODEL, str(error)) from None
+            except NoRouteError as error:
+                raise _Refusal(Failure.WRONG_PROTOCOL, str(error)) from None
+        if asked.call.previous_id:
+            for member, _ in asked.members:
+                self._check_stored(sender, member, asked.call.previous_id)
+        asked.reserve = self._reserve_mode(asked.who)
+        await self._check_prices(asked)
+        if asked.call.is_background:
+            await self._check_background(asked)
+        self._check_bounds(asked)
+        await self._in_turn(asked)
+
+    async def _asked(self, client: Client, sender: Sender, protocol: Protocol) -> Asked:
+        """Read a call; a large body is read while others go on."""
+        body = await client.request.whole_body()
+        is_large = _is_large(body)
+        if is_large:
+            read = await asyncio.to_thread(_read_large, protocol, body)
+        else:
+            read = _read_body(protocol, body)
+        asked = Asked(client, sender, protocol, body, read)
+        asked.is_large = is_large
+        return asked
+
+    async def _in_turn(self, asked: Asked) -> None:
+        if self._is_stopping:
+            raise _stopping()
+        holder = asked.sender.holder
+        check_room(self._in_hand, holder, "calls that wait and run")
+        key = holder.key
+        self._in_hand.take(key)
+        try:
+            await self._carry(asked)
+        finally:
+            asked.body.let_go()
+            self._in_hand.give_back(key)
+            self._idle.set()
+
+    def _reserve_mode(self, who: Identity) -> Reserve:
+        """Return how careful a call is: as its header says, its budgets, its project, the gateway.
+
+        A header may ask for more care than the settings, and not for less.
+        """
+        settings = self._settings
+        project = settings.projects.get(who.project_id)
+        charged = charged_by(who.scopes)
+        modes = [settings.budgets[one].reserve for one in charged if one in settings.budgets]
+        if who.reserve is Reserve.STRICT or Reserve.STRICT in modes:
+            return Reserve.STRICT
+        if project is not None and project.reserve is not None:
+            return project.reserve
+        return settings.gateway.reserve
+
+    async def _check_prices(self, asked: Asked) -> None:
+        """Refuse a model that nobody knows the price of, where dollars are limited."""
+        if asked.is_free or asked.name == OTHER:
+            return
+        for _, name in asked.members:
+            if self._prices.is_known(name):
+                continue
+            for scope in charged_by(asked.who.scopes):
+                if await self._api.tracker.get_budget(scope) is not None:
+                    line = (
+                        f"model '{name}' has no known price, and budget '{scope or '(root)'}' is"
+                        f" in dollars; {price_advice(name)}"
+                    )
+                    raise _Refusal(Failure.BAD_REQUEST, line)
+
+    async def _check_background(self, asked: Asked) -> None:
+        """Have a response that is made after its call has ended hold what it can cost at most.
+
+        Nobody says here what it used. One that nobody can bound is refused where there is a limit.
+        """
+        try:
+            for _, name in asked.members:
+                strict_bound(asked.call, self._prices, model=name)
+        except CallerError as error:
+            for scope in charged_by(asked.who.scopes):
+                accounts = await self._api.tracker.ledger.accounts(scope, most=1)
+                if accounts[0].limit is not None:
+                    line = f"background: budget '{scope or '(root)'}' takes no response that"
+                    line += f" ends after its call and is not bounded; {error}"
+                    raise _Refusal(Failure.BAD_REQUEST, line) from None
+        else:
+            asked.reserve = Reserve.STRICT
+
+    def _check_bounds(self, asked: Asked) -> None:
+        """Leave out the members that a strict call cannot be bounded at; one has to be left."""
+        if asked.reserve is not Reserve.STRICT or asked.is_free:
+            return
+        bounded = []
+        problem: CallerError | None = None
+        for upstream, name in asked.members:
+            try:
+                self._hold(asked, name)
+            except CallerError as error:
+                problem = problem or error
+            else:
+                bounded.append((upstream, name))
+        if not bounded and problem is not None:
+            raise _Refusal(Failure.BAD_REQUEST, str(problem))
+        asked.members = bounded
+
+    def _hold(self, asked: Asked, model: str) -> Hold:
+        if asked.is_free:
+            return Hold(micro_usd=NOTHING, tokens=NOTHING)
+        if asked.name == OTHER:
+            kind = estimates.Kind(asked.who.project_id, model)
+            return Hold(micro_usd=PROBE, tokens=PROBE, kind=kind.text)
+        return self._estimates.hold(
+            asked.call,
+            model=model,
+            project_id=asked.who.project_id,
+            prices=self._prices,
+            reserve=asked.reserve,
+        )
+
+    async def _carry(self, asked: Asked) -> None:
+        """Have a call wait, send it, and book what it cost."""
+        self._upstreams.call_begins()
+        draft = self._draft(asked)
+        # It may have its turn at once, and its key by its session.
+        self.sessions.enter(draft.record.id, asked.session)
+        self._remaining.look(asked.who.scopes)
+        try:
+            live = asked.live = asked.client.live = self._calls.enter(draft)
+        except BaseException:
+            self.sessions.leave(draft.record.id)
+            raise
+        try:
+            await self._until_answered(asked, live)
+        except _ClientLeft:
+            self._calls.go_away(live, seconds=self.patience.kept_seconds)
+        except _Refusal as refusal:
+            if refusal.failure is Failure.TRY_AGAIN:
+                seconds = (refusal.retry_after_seconds or 0.0) + self.patience.kept_seconds
+                self._calls.go_away(live, seconds=seconds)
+            else:
+                self._not_answered(live, refusal)
+            raise
+        except CallRefusedError as error:
+            over_budget = _of_budget(error)
+            self._not_answered(live, over_budget)
+            raise over_budget from None
+        except asyncio.CancelledError:
+            self._lose(asked, live, "the service stopped")
+            raise
+        except Exception:
+            self._lose(asked, live, "an error of the gateway")
+            raise
+        finally:
+            self.sessions.leave(live.id)
+            if live.record.state.has_ended:
+                self._observe(asked, live.record)
+
+    def _observe(self, asked: Asked, record: CallRecord) -> None:
+        """Show metrics and traces a call that has ended."""
+        api, upstream = self._api, self._upstreams.get(record.upstream)
+        if record.tries:
+            api.metrics.calls.count_added(record, asked.added_seconds)
+        if api.telemetry is not None and upstream is not None:
+            sent = asked.client.request.header(b"traceparent").decode("latin-1")
+            api.telemetry.called(
+                record,
+                traceparent=read_traceparent(sent),
+                provider=upstream.kind,
+                url=upstream.settings.api_url,
+                response_model=asked.response_model,
+            )
+
+    def _draft(self, asked: Asked) -> CallDraft:
+        who, call, task = asked.who, asked.call, asked.sender.task
+        upstream, name = self._open_member(asked)
+        route = self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+        now = self._api.engine.now()
+        hold = self._hold(asked, name)
+        identity = _identity(asked)
+        record = CallRecord(
+            id=self._calls.kept_id(identity) or self._calls.new_call_id(),
+            project_id=who.project_id,
+            agent_id=who.agent_id,
+            model=call.model,
+            upstream=upstream.name,
+            upstream_model=name if name != call.model else "",
+            protocol=asked.name,
+            is_stream=call.is_stream,
+            priority=who.priority,
+            scopes=who.scopes,
+            client=who.client,
+            session=asked.session,
+            token_id="" if task is not None else asked.sender.caller.token_id,
+            task_id=None if task is None else task.task.id,
+            created_at=now,
+        )
+        tokens = hold.tokens.amount or self._estimates.input_tokens(call, name, who.project_id)
+        return CallDraft(
+            record=record,
+            route=route,
+            hold=_Holding(self._hold, asked, hold),
+            estimate_tokens=max(1, tokens),
+            identity=identity,
+            has_claims=task.task.has_claims if task else not asked.sender.caller.is_trusted,
+            is_free=asked.is_free,
+            is_background=call.is_background,
+        )
+
+    def _open_member(self, asked: Asked) -> tuple[Upstream, str]:
+        """Return the first member of a route that is open, otherwise the first."""
+        if len(asked.members) == 1:
+            return asked.members[0]
+        for upstream, name in asked.members:
+            if not self._calls.is_closed(self._route(asked, upstream, name), asked.who.project_id):
+                return upstream, name
+        return asked.members[0]
+
+    def _route(self, asked: Asked, upstream: Upstream, name: str) -> CallRoute:
+        return self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+
+    async def _until_answered(self, asked: Asked, live: LiveCall) -> None:
+        while True:
+            grant = await self._granted(asked, live)
+            if asked.client.has_gone:
+                raise _ClientLeft
+            upstream = self._check_upstream(live)
+            if await self._sent(asked, live, upstream, grant):
+                return
+            if self._api.engine.now() - live.record.created_at >= self.settings.max_wait_seconds:
+                raise self._waited_too_long(asked, live)
+
+    # Waiting.
+
+    async def _granted(self, asked: Asked, live: LiveCall) -> Grant:
+        while True:
+            if not live.turn.done():
+                since = perf_counter()
+                await self._wait(asked, live)
+                asked.waited_seconds += perf_counter() - since
+            try:
+                grant = self._calls.admit_at_once(live) or await self._calls.admit(live)
+            except CallRefusedError as error:
+                if not await self._clamp(asked, live, error.refused):
+                    raise
+            else:
+                if grant is not None:
+                    return grant
+                await self._clamp(asked, live, self._calls.refusal_of(live))
+
+    async def _wait(self, asked: Asked, live: LiveCall) -> None:
+        """Wait for the turn of a call, and keep its client alive meanwhile."""
+        client, settings, patience = asked.client, self.settings, self.patience
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        gives_up_at = live.record.created_at + settings.max_wait_seconds
+        ends_at = now() + max(0.0, gives_up_at - self._api.engine.now())
+        beats_at = client.came_at + settings.hold_seconds
+        if asked.holds_stream:
+            beats_at = now() if client.has_head else client.came_at + patience.open_seconds
+        held = self._api.shares.bytes
+        is_crowded = SPILL_SHARE * held.taken > held.most
+        spills_at = now() if is_crowded else client.came_at + patience.memory_seconds
+        news: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(news)
+        try:
+            while not live.turn.done():
+                if news.done():
+                    self._waiting.discard(news)
+                    news = loop.create_future()
+                    self._waiting.add(news)
+                self._check_upstream(live)
+                hopeless = self._calls.hopeless(live, gives_up_at)
+                if hopeless is not None and not await self._clamp(asked, live, hopeless.refused):
+                    raise hopeless
+                until = min(ends_at, beats_at)
+                if asked.body.may_spill:
+                    until = min(until, spills_at)
+                if len(asked.members) > 1:
+                    until = min(until, now() + patience.reroute_seconds)
+                await asyncio.wait(
+                    (live.turn, client.gone, news),
+                    timeout=max(0.0, until - now()),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                if client.has_gone:
+                    raise _ClientLeft
+                if live.turn.done():
+                    return
+                if self._is_stopping:
+                    raise _stopping()
+                if now() >= ends_at:
+                    raise self._waited_too_long(asked, live)
+                if now() >= spills_at and asked.body.may_spill and await asked.body.spill():
+                    client.request.let_go_of_body()
+                if now() >= beats_at:
+                    if not asked.holds_stream:
+                        raise _Refusal(
+                            Failure.TRY_AGAIN,
+                            f"the call waits, and its place is kept: {self._why(asked, live)}",
+                            retry_after_seconds=RETRY_AFTER_SECONDS,
+                        )
+                    await self._keep_alive(asked, live)
+                    beats_at = now() + patience.keep_alive_seconds
+                self._reroute(asked, live)
+        finally:
+            self._waiting.discard(news)
+
+    def _check_upstream(self, live: LiveCall) -> Upstream:
+        """Return where a call goes; refuse one whose upstream is not in the settings any more."""
+        upstream = self._upstreams.get(live.route.upstream)
+        if upstream is None:
+            line = f"upstream '{live.route.upstream}' was taken out of the settings"
+            raise _Refusal(Failure.UNAVAILABLE, line)
+        return upstream
+
+    def _waited_too_long(self, asked: Asked, live: LiveCall) -> _Refusal:
+        seconds = self.settings.max_wait_seconds
+        line = f"it has waited for {seconds:g} s; {self._why(asked, live)}"
+        return _Refusal(Failure.UNAVAILABLE, line)
+
+    async def _clamp(self, asked: Asked, live: LiveCall, refused: Refused | None) -> bool:
+        """Lower the length of a strict call's answer to what its budget has left, if that helps.
+
+        The call is queued again then.
+        """
+        is_clamped = self.settings.clamp and asked.reserve is Reserve.STRICT
+        if refused is None or refused.kind or not is_clamped or asked.name == OTHER:
+            return False
+        left = refused.limit - refused.spent - refused.reserved - refused.overrun
+        longest = self._longest_within(asked, live.route.model, refused.unit, left)
+        if not longest:
+            return False
+        asked.max_tokens = longest
+        path, body = asked.protocol.path, await asked.body.read()
+        if _is_large(body):
+            body = await asyncio.to_thread(with_max_tokens, path, body, longest)
+            asked.call = await asyncio.to_thread(read_call, path, body)
+        else:
+            body = with_max_tokens(path, body, longest)
+            asked.call = read_call(path, body)
+        asked.body.change(body)
+        self._calls.move(live, live.route)
+        return True
+
+    def _longest_within(self, asked: Asked, model: str, unit: Unit, left: int) -> int:
+        """Return how long an answer may be for the call to hold no more than is left; 0 is none."""
+        call = asked.call
+
+        def fits(length: int) -> bool:
+            shorter = msgspec.structs.replace(call, max_tokens=length, bound_tokens=length)
+            try:
+                bound = strict_bound(shorter, self._prices, model=model)
+            except CallerError:
+                return False
+            return (bound.tokens if unit is Unit.TOKENS else bound.micro_usd) <= left
+
+        low = 0
+        high = call.bound_tokens or self._prices.context_window(model) or LONGEST_ANSWER
+        while low < high:
+            middle = (low + high + 1) // 2
+            if fits(middle):
+                low = middle
+            else:
+                high = middle - 1
+        is_lower = call.bound_tokens is None or low < call.bound_tokens
+        return low if is_lower and fits(low) else 0
+
+    async def _keep_alive(self, asked: Asked, live: LiveCall) -> None:
+        relay = self._relay(asked, live)
+        if not asked.client.has_head:
+            await asked.client.head(
+                _OK, [(b"content-type", EVENT_STREAM), *self._headers(asked, live)]
+            )
+        await asked.client.piece(relay.keep_alive())
+
+    def _relay(self, asked: Asked, live: LiveCall) -> StreamRelay:
+        client = asked.client
+        if client.relay is None:
+            client.relay = StreamRelay(
+                asked.protocol,
+                model=asked.call.model,
+                call_id=live.id,
+                created_at=live.record.created_at,
+                hides_usage=asked.name != OTHER and not asked.call.wants_usage,
+                is_stored=asked.call.is_stored,
+            )
+        return client.relay
+
+    def _reroute(self, asked: Asked, live: LiveCall) -> None:
+        """Send a call that waits to another member of its route, if that is open and its is not."""
+        project_id = asked.who.project_id
+        if len(asked.members) == 1 or not self._calls.is_closed(live.route, project_id):
+            return
+        route = self._route(asked, *self._open_member(asked))
+        if route != live.route and not self._calls.is_closed(route, project_id):
+            self._calls.move(live, route)
+
+    def _why(self, asked: Asked, live: LiveCall) -> str:
+        found = self._calls.why(live.id, asked.sender.caller.bounds)
+        if found is None or not found.reasons:
+            return "others go first"
+        return found.reasons[0].message
+
+    # At the upstream.
+
+    async def _sent(self, asked: Asked, live: LiveCall, upstream: Upstream, grant: Grant) -> bool:
+        """Send a call; return False if it is to be sent once more, when it has its turn again."""
+        keys = asked.sender.keys
+        credentials = self._upstreams.credentials(
+            upstream, grant.slot, keys.provider_key, is_bearer=keys.scheme == "bearer"
+        )
+        if credentials is None:
+            raise _no_key(upstream)
+        is_own_key = grant.slot is not None and not upstream.settings.slots
+        headers = upstream_headers(asked.client.request.all_headers(), is_own_key=is_own_key)
+        headers += [credentials.header, *upstream.headers]
+        if not live.record.tries:
+            asked.added_seconds = perf_counter() - asked.began_at - asked.waited_seconds
+        live.change(tries=live.record.tries + 1)
+        body = await asked.body.read()
+        if asked.is_large:
+            body = await asyncio.to_thread(self._body, asked, live, body)
+        else:
+            body = self._body(asked, live, body)
+        try:
+            response = await upstream.pool.send(asked.method, asked.path, headers, body)
+        except NotSentError as error:
+            return self._failed(asked, live, upstream, grant, Failed(error=str(error)))
+        except UpstreamError as error:
+            self._note_failure(asked, upstream, str(error))
+            self._lose(asked, live, str(error))
+            raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
+        del body
+        with closing(response):
+            return await self._answered(asked, live, upstream, grant, response, credentials)
+
+    def _body(self, asked: Asked, live: LiveCall, body: bytes) -> bytes:
+        """Return what goes upstream for what the client has sent."""
+        if asked.name == OTHER:
+            return body
+        if live.route.model != asked.call.model:
+            body = with_model(body, live.route.model)
+        if asked.call.is_stream and not asked.call.wants_usage:
+            body = with_stream_usage(asked.protocol.path, body, is_forced=True)
+        return body
+
+    async def _answered(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        upstream: Upstream,
+        grant: Grant,
+        response: UpstreamResponse,
+        credentials: Credentials,
+    ) -> bool:
+        now = self._api.engine.now()
+        texts = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
+        }
+        slot = grant.slot or live.route.slot
+        is_of_model = self._upstreams.limits_models(upstream, texts)
+        used_up = self._upstreams.used_up(upstream, slot, texts, now) if is_of_model else None
+        is_limited = used_up is not None or response.status == _TOO_MANY
+        if grant.slot is not None and not (is_of_model and is_limited):
+            self._observe_slot(grant.slot, response.status, texts, now)
+        if used_up is not None:
+            self._pause(live, upstream, slot, used_up, is_of_model=is_of_model)
+        returned = [
+            (name, credentials.hidden_in(value))
+            for name, value in returned_headers(response.headers)
+            if name != b"content-encoding"
+        ]
+        if response.status >= _ERRORS:
+            body = b""
+            with suppress(UpstreamError, ContentCodingError):
+                coded = await response.read_all(MAX_ERROR_BYTES)
+                body = credentials.hidden_in(_decoded(coded, texts, MAX_ERROR_BYTES))
+            outcome = refused(
+                response.status, texts, "", now=now, whom=upstream.name, is_model_api=True
+            )
+            if isinstance(outcome, Limited):
+                return self._limited(asked, live, upstream, grant, outcome, is_of_model=is_of_model)
+            if response.status >= _SERVER_ERRORS or outcome.is_cut:
+                return self._failed(asked, live, upstream, grant, outcome, response, body)
+            self._upstreams.answered(upstream)
+            await self._pass_error(asked, live, response, body, returned)
+            return True
+        self._upstreams.answered(upstream)
+        # It is not sent again.
+        asked.body.let_go()
+        asked.client.request.let_go_of_body()
+        live.change(first_byte_at=now)
+        is_stream = response.header(b"content-type").startswith(b"text/event-stream")
+        if is_stream:
+            await self._stream(asked, live, response, texts, returned, credentials)
+        else:
+            await self._whole(asked, live, response, texts, returned, credentials)
+        record = live.record
+        self.sessions.used(
+            asked.session,
+            grant.slot,
+            self._api.engine.now(),
+            cached_tokens=_warm_tokens(record),
+            fresh_tokens=max(0, (record.tokens or 0) - (record.cached_tokens or 0)),
+            cache_seconds=asked.cache_seconds or CACHE_SECONDS[upstream.kind],
+        )
+        return True
+
+    def _pause(
+        self,
+        live: LiveCall,
+        upstream: Upstream,
+        slot: str | None,
+        closure: GateClosure,
+        *,
+        is_of_model: bool,
+    ) -> None:
+        """Close a key, or keep it from one model if that alone is limited."""
+        if slot is not None and slot in upstream.settings.slots and is_of_model:
+            self.sessions.pause(slot, live.route.model, closure)
+        else:
+            self._calls.close(closure)
+
+    def _limited(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        upstream: Upstream,
+        grant: Grant,
+        outcome: Limited,
+        *,
+        is_of_model: bool,
+    ) -> bool:
+        """Close what asked for a pause, and have the call go elsewhere or wait."""
+        now = self._api.engine.now()
+        slot = grant.slot or live.route.slot
+        closure = self._upstreams.limited(upstream, slot, outcome, now)
+        self._pause(live, upstream, slot, closure, is_of_model=is_of_model)
+        open_route = self._untried(asked, live)
+        if open_route is not None:
+            self.sessions.avoid(live.id, self._failed_slots(asked, open_route))
+        # It waits where it was if there is nowhere else to go, and others may use its money then.
+        is_elsewhere = open_route is not None
+        self._calls.move(live, open_route or live.route, keeps_money=is_elsewhere)
+        return False
+
+    def _failed(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        upstream: Upstream,
+        grant: Grant,
+        outcome: Failed,
+        response: UpstreamResponse | None = None,
+        body: bytes = b"",
+    ) -> bool:
+        """Have a call go elsewhere that its upstream failed before any output, within a budget."""
+        self._note_failure(asked, upstream, outcome.error)
+        if outcome.is_cut:
+            self._lose(asked, live, outcome.error)
+            raise _Refusal(Failure.UPSTREAM_FAILED, outcome.error)
+        asked.failed.add((upstream.name, live.route.model, grant.slot))
+        route = self._untried(asked, live)
+        if route is not None and self._upstreams.may_retry():
+            self.sessions.avoid(live.id, self._failed_slots(asked, route))
+            self._calls.move(live, route)
+            return False
+        status = 0 if response is None else response.status
+        failure, message = failure_of(status, body) if status else (None, outcome.error)
+        line = f"upstream '{upstream.name}' failed: {message}"
+        raise _Refusal(failure or Failure.UPSTREAM_FAILED, line)
+
+    def _note_failure(self, asked: Asked, upstream: Upstream, why: str) -> None:
+        if asked.name == OTHER:
+            # Nobody here knows what was asked, so that it may be what fails.
+            return
+        caller = asked.sender.caller
+        tenant = "" if caller.is_trusted else caller.token_id
+        closure = self._upstreams.failed(upstream, why, self._api.engine.now(), tenant=tenant)
+        if closure is not None:
+            self._calls.close(closure)
+
+    def _untried(self, asked: Asked, live: LiveCall) -> CallRoute | None:
+        """Return where a call may go that has not failed there: another key, another member."""
+        at = [one for one in asked.members if self._route(asked, *one) == live.route]
+        for upstream, name in (*at, *asked.members):
+            route = self._route(asked, upstream, name)
+            if self._calls.is_closed(route, asked.who.project_id):
+                continue
+            failed = self._failed_slots(asked, route)
+            if not route.has_slots:
+                if not failed:
+                    return route
+            elif set(self._calls.open_slots(route, asked.who.project_id)) - failed:
+                return route
+        return None
+
+    def _failed_slots(self, asked: Asked, route: CallRoute) -> set[str | None]:
+        at = (route.upstream, route.model)
+        return {slot for upstream, model, slot in asked.failed if (upstream, model) == at}
+
+    async def _pass_error(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        response: UpstreamResponse,
+        body: bytes,
+        returned: list[tuple[bytes, bytes]],
+    ) -> None:
+        """Give the client an error of the provider that is the client's own."""
+        is_own_key = bool(live.record.slot and live.record.slot.startswith("key-"))
+        failure, message = failure_of(response.status, body, is_own_key=is_own_key)
+        self._calls.end(
+            live, CallEnd(state=CallState.FAILED, status=response.status, error=message)
+        )
+        if asked.client.has_head or failure is Failure.UPSTREAM_FAILED:
+            raise _Refusal(failure, message)
+        headers = [*returned, *self._headers(asked, live)]
+        await asked.client.whole(response.status, headers, body)
+
+    # The answer.
+
+    async def _whole(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        response: UpstreamResponse,
+        texts: dict[str, str],
+        returned: list[tuple[bytes, bytes]],
+        credentials: Credentials,
+    ) -> None:
+        try:
+            body = await response.read_all(MAX_ANSWER_BYTES)
+            if "content-encoding" in texts and codings_of(texts):
+                body = await asyncio.to_thread(_decoded, body, texts, MAX_ANSWER_BYTES)
+        except (UpstreamError, ContentCodingError) as error:
+            length = response.header(b"content-length")
+            size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else 0
+            self._lose(asked, live, str(error), answer_bytes=size)
+            raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
+        self._note_stored(asked, live, body)
+        if len(body) > LARGE_ANSWER_BYTES:
+            reported, is_all = await asyncio.to_thread(reported_in, body, texts)
+        else:
+            reported, is_all = reported_in(body, texts)
+        is_under_way = _UNDER_WAY.search(body) is not None
+        if asked.call.is_background and is_under_way:
+            is_all = False
+        record = self._left_open(asked, live, response.status) if is_under_way else None
+        if record is None:
+            record = self._book(
+                asked,
+                live,
+                reported,
+                is_all=is_all,
+                status=response.status,
+                answer_bytes=len(body),
+            )
+        if asked.is_free and is_all and not is_under_way and reported is not None:
+            await self._correct(asked, reported)
+        await self._until_written(live)
+        headers = [*returned, *self._headers(asked, live)]
+        if record.micro_usd is not None:
+            headers.append((b"x-headgate-cost-usd", plain_usd(record.micro_usd).encode()))
+        if asked.client.has_head:
+            # It asked for a stream, was kept alive, and gets no stream.
+            raise _Refusal(Failure.UPSTREAM_FAILED, "the upstream did not answer with a stream")
+        if len(body) > LARGE_ANSWER_BYTES:
+            body = await asyncio.to_thread(credentials.hidden_in, body)
+        else:
+            body = credentials.hidden_in(body)
+        await asked.client.whole(response.status, headers, body)
+
+    def _left_open(self, asked: Asked, live: LiveCall, status: int) -> CallRecord | None:
+        """Leave the money of a response held that is made in the background, for its last word."""
+        if not asked.call.is_background or asked.name == OTHER or not live.record.response_id:
+            return None
+        record = self._calls.leave_open(live, status=status)
+        if record is not None:
+            self._under_way[record.response_id] = record.id
+            if len(self._under_way) > MAX_STORED:
+                del self._under_way[next(iter(self._under_way))]
+        return record
+
+    async def _correct(self, asked: Asked, reported: ReportedUsage) -> None:
+        """Book what a response in the background cost, which somebody asks for now."""
+        _, _, response_id = asked.path.partition("?")[0].partition("/responses/")
+        call_id = self._under_way.get(response_id)
+        if call_id is None or not reported.is_possible:
+            return
+        usage = reported.cost(self._prices)
+        if usage.tokens is None:
+            return
+        await self._calls.correct(
+            call_id,
+            CallEnd(
+                state=CallState.DONE,
+                status=_OK,
+                tokens=usage.tokens,
+                micro_usd=usage.micro_usd or 0,
+                is_unpriced=usage.micro_usd is None,
+                **_counts(reported),
+            ),
+        )
+        self._under_way.pop(response_id, None)
+
+    async def _stream(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        response: UpstreamResponse,
+        texts: dict[str, str],
+        returned: list[tuple[bytes, bytes]],
+        credentials: Credentials,
+    ) -> None:
+        client, relay = asked.client, self._relay(asked, live)
+        mask = StreamMask(credentials)
+        try:
+            decoder = ContentDecoder(coding_of(texts), max_bytes=MAX_STREAM_BYTES)
+        except ContentCodingError as problem:
+            self._lose(asked, live, str(problem))
+            raise _Refusal(Failure.UPSTREAM_FAILED, str(problem)) from None
+        if not client.has_head:
+            headers = [*returned, *self._headers(asked, live)]
+            await client.head(response.status, headers)
+        error = ""
+        size = 0
+        tail = b""
+        keeps_tail = self._ends_elsewhere(live)
+        try:
+            while piece := await self._next_piece(client, response):
+                if not size:
+                    self._note_stored(asked, live, piece)
+                # What has a coding although none was asked for is read and passed on without it.
+                piece = decoder.feed(piece)
+                while decoder.has_more:
+                    piece += decoder.feed(b"")
+                size += len(piece)
+                tail += mask.feed(relay.feed(piece))
+                if not (keeps_tail and relay.is_over and len(tail) < MAX_TAIL_BYTES):
+                    await client.piece(tail)
+                    tail = b""
+            tail += mask.feed(relay.finish())
+        except (UpstreamError, ContentCodingError) as problem:
+            error = str(problem)
+        except TimeoutError:
+            seconds = self.patience.drain_seconds
+            error = f"its client has gone, and it did not end within {seconds:g} s"
+        tail += mask.finish()
+        self._book(
+            asked,
+            live,
+            relay.usage,
+            is_all=relay.is_over and not error,
+            status=response.status,
+            error=error or None,
+            answer_bytes=size,
+        )
+        await self._until_written(live)
+        await client.piece(tail)
+        if error:
+            await client.piece(relay.fail(Failure.UPSTREAM_FAILED, error))
+        await client.end()
+
+    def _ends_elsewhere(self, live: LiveCall) -> bool:
+        """Tell whether another node may end the task of a call, and would not wait for its end."""
+        return live.record.task_id is not None and self._api.engine.store.is_shared
+
+    async def _until_written(self, live: LiveCall) -> None:
+        """Have the store told of a call before its task is, which may end by that."""
+        if self._ends_elsewhere(live):
+            await self._calls.tasks.until_written(live.record.task_id or "", live.id)
+
+    async def _next_piece(self, client: Client, response: UpstreamResponse) -> bytes:
+        if not client.has_gone:
+            return await response.read()
+        # Nobody waits for it any more, but what it costs is said at its end.
+        async with asyncio.timeout_at(client.left_at + self.patience.drain_seconds):
+            return await response.read()
+
+    def _headers(self, asked: Asked, live: LiveCall) -> list[tuple[bytes, bytes]]:
+        """Return what an answer says of its call: what it waited, and what its budgets have left.
+
+        Codex shows its user how much of each window is used.
+        """
+        headers = call_headers(live)
+        if asked.max_tokens is not None:
+            headers.append((b"x-headgate-max-tokens", b"%d" % asked.max_tokens))
+        found = self._remaining.get(asked.who.scopes, asked.sender.caller.bounds)
+        if found.micro_usd is not None:
+            headers.append((b"x-headgate-remaining-usd", found.usd))
+        if asked.who.client == CODEX:
+            headers += codex_headers(found.windows)
+        return headers
+
+    # Books.
+
+    def _book(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        reported: ReportedUsage | None,
+        *,
+        is_all: bool,
+        status: int,
+        error: str | None = None,
+        answer_bytes: int = 0,
+    ) -> CallRecord:
+        """Book what a call cost: what its provider said, otherwise what it is assumed to cost."""
+        model = live.route.model
+        if reported is not None:
+            asked.response_model = reported.model
+            if reported.cache_write_1h_tokens:
+                asked.cache_seconds = LONG_CACHE_SECONDS
+        usage = None
+        if reported is not None and reported.is_possible and not asked.is_free:
+            usage = reported.cost(self._prices)
+            if usage.micro_usd is None:
+                usage = reported.cost(self._prices, priced_as=model)
+        is_known = usage is not None and usage.micro_usd is not None and is_all
+        tokens = micro_usd = said_tokens = said_usd = 0
+        if not asked.is_free and not is_known:
+            tokens, micro_usd = self._assumed(asked, live, answer_bytes)
+        is_unpriced = False
+        if usage is not None and reported is not None:
+            said_tokens, said_usd = usage.tokens or 0, usage.micro_usd or 0
+            is_unpriced = usage.micro_usd is None
+            tokens = said_tokens if is_all else max(said_tokens, tokens)
+            micro_usd = max(said_usd, micro_usd)
+            if is_all and asked.name != OTHER:
+                self._estimates.learn(
+                    asked.call, model=model, project_id=asked.who.project_id, usage=reported
+                )
+                live.change(prompt_chars=measured_chars(asked.call))
+        state = CallState.DONE if error is None else CallState.FAILED
+        if asked.client.has_gone and error is None:
+            state = CallState.CANCELLED
+        counts = _Counts() if reported is None else _counts(reported)
+        return self._calls.end(
+            live,
+            CallEnd(
+                state=state,
+                status=status,
+                error=error,
+                tokens=tokens,
+                micro_usd=micro_usd,
+                assumed_tokens=max(0, tokens - said_tokens),
+                assumed_micro_usd=max(0, micro_usd - said_usd),
+                is_unpriced=is_unpriced,
+                **counts,
+            ),
+        )
+
+    def _assumed(self, asked: Asked, live: LiveCall, answer_bytes: int) -> tuple[int, int]:
+        """Return the tokens and the money of a call of which nobody said what it used.
+
+        It is what was held, and no less than its prompt and the bytes that came back make, or the
+        longest answer that it asked for, unless that is so long that nobody expects it.
+        """
+        held_tokens, held_usd = live.record.reserved_tokens, live.record.reserved_micro_usd
+        if asked.name == OTHER or asked.is_free:
+            return held_tokens, held_usd
+        call, model = asked.call, live.route.model
+        size = call.prompt_chars
+        if call.prompt_bytes <= 2 * size + _MARGIN_BYTES:
+            # There is hardly more than text in it.
+            size = call.prompt_bytes
+        known = self._estimates.input_tokens(call, model, asked.who.project_id)
+        given = max(known, -(-size // CHARACTERS_PER_TOKEN))
+        made = answer_bytes // CHARACTERS_PER_TOKEN
+        if call.bound_tokens is not None:
+            longest = call.answers * call.bound_tokens
+            is_short = call.bound_tokens <= SHORT_TOKENS
+            made = longest if is_short else min(made, longest)
+        with suppress(CallerError):
+            cost = self._prices.cost(model, input_tokens=given, output_tokens=made)
+            held_usd = max(held_usd, cost.micro_usd)
+        return max(held_tokens, given + made), held_usd
+
+    def _lose(self, asked: Asked, live: LiveCall, why: str, *, answer_bytes: int = 0) -> None:
+        """Book what a call is assumed to cost that may have cost something: nobody knows."""
+        if live.record.state is not CallState.RUNNING:
+            self._calls.end(live, CallEnd(state=CallState.FAILED, error=why))
+            return
+        tokens, micro_usd = self._assumed(asked, live, answer_bytes)
+        if asked.is_free:
+            tokens = micro_usd = 0
+        self._calls.end(
+            live,
+            CallEnd(
+                state=CallState.FAILED,
+                error=why,
+                tokens=tokens,
+                micro_usd=micro_usd,
+                assumed_tokens=tokens,
+                assumed_micro_usd=micro_usd,
+            ),
+        )
+
+    def _not_answered(self, live: LiveCall, refusal: _Refusal) -> None:
+        state = CallState.REFUSED if live.record.tries == 0 else CallState.FAILED
+        status = refusal.failure.value.status
+        self._calls.end(live, CallEnd(state=state, status=status, error=refusal.message))
+
+    # Beside calls.
+
+    async def _show_models(self, client: Client, sender: Sender) -> None:
+        is_anthropic = bool(client.request.header(b"anthropic-version"))
+        listed = await self._listed_models(client, sender)
+        await client.whole(_OK, [_JSON], models_body(listed, is_anthropic=is_anthropic))
+
+    async def _show_model(self, client: Client, sender: Sender, name: str) -> None:
+        is_anthropic = bool(client.request.header(b"anthropic-version"))
+        found = [one for one in await self._listed_models(client, sender) if one.id == name]
+        if not found:
+            line = f"there is no model '{excerpt(name)}' here"
+            raise _Refusal(Failure.UNKNOWN_MODEL, line)
+        body = models_body(found, is_anthropic=is_anthropic)
+        shown = msgspec.json.decode(body)["data"][0]
+        await client.whole(_OK, [_JSON], msgspec.json.encode(shown))
+
+    async def _listed_models(self, client: Client, sender: Sender) -> list[ListedModel]:
+        """Return the models that can be asked for: aliases, and what upstreams say they have."""
+        is_anthropic = bool(client.request.header(b"anthropic-version"))
+        kind = "anthropic" if is_anthropic else "openai"
+        found = {
+            name: ListedModel(name)
+            for name, kinds in self._upstreams.aliases().items()
+            if kind in kinds
+        }
+        speaking = [one for one in self._upstreams.all if one.kind == kind]
+        for upstream in speaking:
+            for name in upstream.settings.models:
+                if not set(name) & set("*?["):
+                    found.setdefault(name, ListedModel(name, upstream.name))
+        keys = sender.keys
+        is_bearer = keys.scheme == "bearer"
+        lists = await asyncio.gather(
+            *(
+                self._upstreams.models_of(one, keys.provider_key, is_bearer=is_bearer)
+                for one in speaking
+            )
+        )
+        for upstream, names in zip(speaking, lists, strict=True):
+            for name in names or ():
+                found.setdefault(name, ListedModel(name, upstream.name))
+        if not found and all(names is None for names in lists):
+            raise self._no_models(kind, speaking, keys)
+        return list(found.values())
+
+    def _no_models(self, kind: str, speaking: list[Upstream], keys: ClientKeys) -> _Refusal:
+        """Say why nothing can be listed: an empty list would say that there are no models."""
+        if not speaking:
+            return _Refusal(Failure.NOT_FOUND, f"there is no upstream of kind {kind}")
+        first = speaking[0]
+        if not self._upstreams.has_key(first) and not keys.provider_key:
+            return _no_key(first)
+        line = f"upstream '{first.name}' does not list its models now; a call may name one all the"
+        line += f" same, and models = [...] in [upstreams.{first.name}] has them listed"
+        return _Refusal(Failure.UPSTREAM_FAILED, line)
+
+    async def _pass_through(
+        self, client: Client, sender: Sender, upstream: Upstream, path: str
+    ) -> None:
+        """Pass a request on that is no call of a model, and book what its answer says."""
+        request = client.request
+        segments = unquote(path).split("/")[1:]
+        is_crooked = not {".", ".."}.isdisjoint(segments) or "" in segments[:-1]
+        if is_crooked or _AMBIGUOUS.search(path):
+            raise _Refusal(Failure.NOT_FOUND, "the path cannot be passed on")
+        protocol = Protocol.MESSAGES if upstream.kind == "anthropic" else Protocol.CHAT
+        asked = await self._asked(client, sender, protocol)
+        query = upstream_query(request.query_string().encode("latin-1")).decode("latin-1")
+        asked.method, asked.name = request.method, OTHER
+        asked.path = path + (f"?{query}" if query else "")
+        asked.is_free = kind_of(request.method, path) is requests.Kind.FREE
+        _check_model(asked.call.model or OTHER)
+        asked.members = [(upstream, asked.call.model or OTHER)]
+        asked.reserve = self._reserve_mode(asked.who)
+        self._check_passed_through(asked, upstream, path)
+        await self._in_turn(asked)
+
+    def _check_passed_through(self, asked: Asked, upstream: Upstream, path: str) -> None:
+        """Refuse what a tenant may not do with the key of the service, and what nobody can bound.
+
+        Behind that key lies what all tenants have stored there, and the account itself. A tenant
+        may have what it stored there through this service, by its id.
+        """
+        if asked.reserve is Reserve.STRICT and not asked.is_free:
+            line = f'what {path} costs is not bounded, and its budget has reserve = "strict"'
+            raise _Refusal(Failure.BAD_REQUEST, line)
+        _, is_response, stored = path.partition("/responses/")
+        if is_response and upstream.kind == "openai":
+            self._check_stored(asked.sender, upstream, stored.partition("/")[0])
+            return
+        if asked.sender.caller.is_trusted or not self._upstreams.has_key(upstream):
+            return
+        line = f"this token may not use the key of upstream '{upstream.name}' for {path}"
+        raise _Refusal(Failure.FORBIDDEN, f"{line}; send a key of your own, or ask an operator")
+
+    def _note_stored(self, asked: Asked, live: LiveCall, answer: bytes) -> None:
+        """Remember whose response an id is that a provider keeps."""
+        if asked.protocol is not Protocol.RESPONSES or asked.name == OTHER:
+            return
+        found = _STORED_ID.search(answer, 0, MAX_ID_PLACE)
+        if found is None or not asked.call.is_stored:
+            return
+        response_id = found[1].decode()
+        live.change(response_id=response_id)
+        self._stored[response_id] = asked.who.project_id
+        if len(self._stored) > MAX_STORED:
+            del self._stored[next(iter(self._stored))]
+
+    def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
+        """Refuse a response behind the key of the service that another project has made.
+
+        Of one that nobody remembers an operator may ask, and a tenant may not.
+        """
+        if not self._upstreams.has_key(upstream):
+            return
+        owner, project_id = self._stored.get(response_id), sender.identity.project_id
+        is_trusted = sender.caller.is_trusted
+        if owner == project_id or (owner is None and is_trusted):
+            return
+        line = f"project '{project_id}' has made no response '{excerpt(response_id)}'"
+        if is_trusted:
+            line += f"; project '{owner}' has: ask under /p/{owner}/v1"
+        raise _Refusal(Failure.NOT_FOUND, line)
+
+
+_JSON = (b"content-type", b"application/json")
+_AMBIGUOUS = re.compile(r"[;?#\\\x00-\x20]|%(?:[01][0-9a-f]|2[035f]|3[bf]|5c|7f)", re.IGNORECASE)
+"""What some servers take for the end of a path or of a part of it, and others do not."""
+_UNDER_WAY = re.compile(rb'"status"\s*:\s*"(?:queued|in_progress)"')
+_STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+
+
+def _learn_again(estimates: CallEstimates, record: CallRecord) -> None:
+    """Learn from a call that has ended what its provider said of it."""
+    if record.output_tokens is None or record.assumed_tokens or record.protocol == OTHER:
+        return
+    estimates.learn_of(
+        record.upstream_model or record.model,
+        record.project_id,
+        chars=record.prompt_chars,
+        input_tokens=record.input_tokens or 0,
+        output_tokens=record.output_tokens,
+    )
+
+
+class _Counts(TypedDict, total=False):
+    input_tokens: int
+    cached_tokens: int
+    cache_write_tokens: int
+    output_tokens: int
+    reasoning_tokens: int
+
+
+def _counts(reported: ReportedUsage) -> _Counts:
+    written = reported.cache_write_tokens + reported.cache_write_1h_tokens
+    return {
+        "input_tokens": reported.input_tokens,
+        "cached_tokens": reported.cached_tokens,
+        "cache_write_tokens": written,
+        "output_tokens": reported.output_tokens,
+        "reasoning_tokens": reported.reasoning_tokens,
+    }
+
+
+def _warm_tokens(record: CallRecord) -> int:
+    """Return how much of a prompt its provider has cached by now; short ones are not cached."""
+    said = (record.cached_tokens or 0) + (record.cache_write_tokens or 0)
+    given = record.input_tokens or 0
+    return said or (given if given >= LEAST_CACHED_TOKENS else 0)
+
+
+def _identity(asked: Asked) -> str:
+    """Return what a retry of the same call has in common with it."""
+    parts = (asked.sender.holder.key, asked.session, asked.path, asked.who.project_id)
+    digest = asked.body_hash.copy()
+    digest.update("\0".join(parts).encode(errors="replace"))
+    return digest.hexdigest()
+
+
+class _Holding:
+    """What a call has to hold, where it is to go at the moment; never raises."""
+
+    __slots__ = ("_asked", "_hold", "_last")
+
+    def __init__(self, hold: Callable[[Asked, str], Hold], asked: Asked, first: Hold) -> None:
+        self._hold = hold
+        # The call has this one, and must not have itself: see `Connection._finish`.
+        self._asked = ref(asked)
+        self._last = first
+
+    def __call__(self) -> Hold:
+        asked = self._asked()
+        if asked is not None and asked.live is not None:
+            with suppress(CallerError):
+                # Prices may have changed since, so that there is none any more.
+                self._last = self._hold(asked, asked.live.route.model)
+        return self._last
+
+
+def _is_large(body: bytes) -> bool:
+    """Tell whether it takes longer to read a body than others should wait."""
+    return len(body) > LARGE_BODY_BYTES or most_values(body) > MANY_VALUES
+
+
+def _decoded(body: bytes, texts: dict[str, str], max_bytes: int) -> bytes:
+    """Return an answer without its coding; raises `ContentCodingError` if that is none."""
+    if not codings_of(texts):
+        return body
+    decoder = ContentDecoder(coding_of(texts), max_bytes=max_bytes)
+    made = bytearray(decoder.feed(body))
+    while decoder.has_more:
+        made += decoder.feed(b"")
+    decoder.finish()
+    return bytes(made)
+
+
+def _check_model(model: str) -> None:
+    """Refuse a name of a model that is none, or too long to be kept."""
+    if not model or len(model) > MAX_MODEL_LENGTH or not model.isprintable():
+        line = f"model: name one, in at most {MAX_MODEL_LENGTH} printable characters"
+        raise _Refusal(Failure.BAD_REQUEST, line)
+
+
+def _no_key(upstream: Upstream) -> _Refusal:
+    variable = upstream.settings.key_env or "one"
+    line = f"upstream '{upstream.name}' has no key: set {variable} where Headgate runs, or send"
+    return _Refusal(Failure.UNAUTHORIZED, f"{line} your own")
+
+
+def _stopping() -> _Refusal:
+    line = "the service is stopping; try again in a moment"
+    return _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS)
+
+
+def _of_budget(error: CallRefusedError) -> _Refusal:
+    resets_at = None if error.refused is None else error.refused.resets_at
+    return _Refusal(Failure.REFUSED, str(error), resets_at=resets_at)
+
+
+_BY_STATUS = {
+    400: Failure.BAD_REQUEST,
+    401: Failure.UNAUTHORIZED,
+    402: Failure.REFUSED,
+    403: Failure.FORBIDDEN,
+    404: Failure.NOT_FOUND,
+    413: Failure.TOO_LARGE,
+    421: Failure.FORBIDDEN,
+    429: Failure.TRY_AGAIN,
+    503: Failure.UNAVAILABLE,
+    507: Failure.UNAVAILABLE,
+}
+
+
+def _refusal_of(error: ApiError) -> _Refusal:
+    status = error.kind.status
+    usual = Failure.BAD_REQUEST if status < _SERVER_ERRORS else Failure.INTERNAL
+    failure = _BY_STATUS.get(status, usual)
+    seconds = 5.0 if failure in (Failure.TRY_AGAIN, Failure.UNAVAILABLE) else None
+    return _Refusal(failure, error.body.error, retry_after_seconds=seconds)
+
+
+async def _fail(client: Client, protocol: Protocol, refusal: _Refusal) -> None:
+    """Tell a client that its call is not answered, in a stream that is open or instead of one."""
+    if client.has_gone:
+        return
+    if client.has_head:
+        relay = client.relay or StreamRelay(protocol)
+        seconds = refusal.retry_after_seconds
+        await client.piece(
+            relay.fail(refusal.failure, refusal.message, retry_after_seconds=seconds)
+        )
+        await client.end()
+        return
+    name = client_of(RequestHeaders(client.request.all_headers()))
+    answer = error_answer(
+        protocol,
+        refusal.failure,
+        refusal.message,
+        client=name,
+        resets_at=refusal.resets_at,
+        retry_after_seconds=refusal.retry_after_seconds,
+    )
+    headers = [_JSON, *answer.headers]
+    if client.live is not None:
+        headers += call_headers(client.live)
+    await client.whole(answer.status, headers, answer.body)
+
+
+# What the gateway answers to, as the description of the API has it. `Gateway.serve` takes a request
+# before the table of routes is asked for it.
+
+_IDENTITY = tuple(f"X-Headgate-{name}" for name in ("Project", "Agent", "Scope", "Priority"))
+_CALL = (*_IDENTITY, "X-Headgate-Reserve")
+_JSON_TYPE, _ANY_TYPE = "application/json", "*/*"
+
+
+async def _is_served_before(_api: Api, _: Request, __: str) -> Response:
+    raise ApiError("not_found", "the gateway is switched off")
+
+
+def _described(
+    method: str, path: str, summary: str, kind: str = _JSON_TYPE, headers: tuple[str, ...] = ()
+) -> Route:
+    return Route(
+        method,
+        path,
+        _is_served_before,
+        summary,
+        "submit",
+        responses={_OK: kind},
+        headers=headers,
+    )
+
+
+ROUTES: tuple[Route, ...] = (
+    *(
+        _described("POST", f"/v1{protocol.path}", summary, _ANY_TYPE, _CALL)
+        for protocol, summary in (
+            (Protocol.CHAT, "ask a model, as OpenAI's chat completions do"),
+            (Protocol.COMPLETIONS, "ask a model, as OpenAI's completions do"),
+            (Protocol.RESPONSES, "ask a model, as OpenAI's responses do"),
+            (Protocol.EMBEDDINGS, "have a model make embeddings, as OpenAI's do"),
+            (Protocol.MESSAGES, "ask a model, as Anthropic's messages do"),
+            (Protocol.COUNT_TOKENS, "count the tokens of a prompt, as Anthropic does"),
+        )
+    ),
+    _described("GET", "/v1/models", "list the models that can be asked for"),
+    _described("GET", "/v1/models/{id}", "show a model"),
+    _described("GET", "/v1/responses/{id}", "show a response that its provider keeps"),
+    _described("DELETE", "/v1/responses/{id}", "delete a response that its provider keeps"),
+    *(
+        _described(
+            method, "/upstreams/{id}/{path}", "pass a request on to an upstream", _ANY_TYPE, headers
+        )
+        for method, headers in (("GET", ()), ("POST", _CALL), ("DELETE", ()))
+    ),
+)

@@ -1,0 +1,90 @@
+"""The body of a call: in memory, or in a file without a name while the call waits.
+
+A coding agent sends hundreds of kilobytes with every request, and hundreds of its calls may wait
+for hours. What waits for longer than a moment is written to disk, and read when it has its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from typing import BinaryIO
+
+import structlog
+
+log = structlog.get_logger("headgate.gateway")
+
+LEAST_BYTES = 64 * 1024
+"""A shorter body stays in memory; a file costs about as much."""
+
+
+class RequestBody:
+    """The bytes that a client has sent, which go upstream."""
+
+    __slots__ = ("_bytes", "_file", "_stays", "size")
+
+    def __init__(self, body: bytes) -> None:
+        self._bytes: bytes | None = body
+        self._file: BinaryIO | None = None
+        self._stays = False
+        self.size = len(body)
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether it is in memory, and large enough to be worth a file."""
+        return self._bytes is not None and self.size >= LEAST_BYTES and not self._stays
+
+    async def spill(self) -> bool:
+        """Write it to a file and forget it; False if it stays in memory, as on a full disk."""
+        body = self._bytes
+        if body is None:
+            return False
+        try:
+            self._file = await asyncio.to_thread(_written, body)
+        except OSError as error:
+            log.warning("the body of a call that waits stays in memory", problem=str(error))
+            self._stays = True
+            return False
+        self._bytes = None
+        return True
+
+    async def read(self) -> bytes:
+        """Return it, from its file if it is there."""
+        if self._bytes is None:
+            if self._file is None:
+                message = "the body was let go of"
+                raise RuntimeError(message)
+            self._bytes = await asyncio.to_thread(_read, self._file)
+            self._file = None
+        return self._bytes
+
+    def change(self, body: bytes) -> None:
+        """Have another body from now on."""
+        self.let_go()
+        self._bytes, self.size = body, len(body)
+
+    def let_go(self) -> None:
+        """Forget it: the call is answered, or over."""
+        self._bytes = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _written(body: bytes) -> BinaryIO:
+    # The system deletes it when it is closed, however this process ends.
+    file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    try:
+        left = memoryview(body)
+        while left:
+            left = left[file.write(left) :]
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _read(file: BinaryIO) -> bytes:
+    with file:
+        file.seek(0)
+        return file.read()
