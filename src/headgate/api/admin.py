@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -42,14 +41,15 @@ from headgate.api.schema.admin import (
     TargetListBody,
     TargetPatchBody,
 )
-from headgate.api.slots import closures_by_name
+from headgate.api.slots import OPENED, closures_by_name, known_closures, shown_closures
 from headgate.api.submission import check_unknown, excerpt, read_body
+from headgate.budgets.status import has_limit
 from headgate.config import AgentSettings, budgets
 from headgate.config.budget_limits import ROOT_NAME
 from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.config.state import ConfigState
-from headgate.core.budgets.scopes import ROOT, parse_scope
+from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.fair_share import Share
 from headgate.core.gates import GateClosure, GateKind, GatePart
@@ -218,14 +218,6 @@ def overridden_fields(state: ConfigState, kind: OverrideKind, name: str) -> list
     return [fields[key] for key in state.overridden(kind, name)]
 
 
-OPENED: dict[str, GateKind] = {
-    "slot": "slot",
-    "target": "target",
-    "agent": "agent",
-    "budget": "scope",
-}
-"""What people call the things that they may open, and what the dispatcher calls them."""
-
 MAX_CLOSURES = 1_000
 
 OK = 200
@@ -329,13 +321,49 @@ async def change_budget(api: Api, request: Request, _: str) -> Response:
     given = request.query()
     check_unknown(given, BUDGET_QUERY)
     body = read_body(await request.json_body(), BudgetPatchBody)
+    await patch(api, request, "budgets", _read_scope(given) or ROOT_NAME, body)
+    return await list_budgets(api, request, "")
+
+
+async def delete_budget(api: Api, request: Request, _: str) -> Response:
+    """Take the limits of a scope away; what was spent stays in the journal."""
+    given = request.query()
+    check_unknown(given, BUDGET_QUERY)
+    scope = _read_scope(given)
+    name = scope or ROOT_NAME
+    state = api.config.state
+    keys = tuple(PATCHABLE["budgets"].values())
+    if name in state.tables.get("budgets", {}):
+        await api.config.override("budgets", name, dict.fromkeys(keys), actor_of(request))
+    elif state.overridden("budgets", name):
+        await api.config.override("budgets", name, {}, actor_of(request), resets=keys)
+    elif scope in budgets(state.settings):
+        raise _set_elsewhere(scope)
+    else:
+        # A client has made it, beside the settings.
+        _check_known(has_limit(await api.tracker.own_status(scope)), "budget", name)
+        await api.tracker.set_budget(scope)
+        await api.record(request, "budget.delete", name)
+    api.engine.ask_budgets()
+    return await list_budgets(api, request, "")
+
+
+def _read_scope(given: dict[str, str]) -> Scope:
     if "scope" not in given:
         raise ApiError(
             "missing_field", "missing required field 'scope'", details={"field": "scope"}
         )
-    scope = parse_scope(given["scope"], field="scope")
-    await patch(api, request, "budgets", scope or "root", body)
-    return await list_budgets(api, request, "")
+    text = given["scope"]
+    return ROOT if text == ROOT_NAME else parse_scope(text, field="scope")
+
+
+def _set_elsewhere(scope: Scope) -> ApiError:
+    """Say which setting, other than those of budgets, limits a scope."""
+    if scope == ROOT:
+        return invalid_field("scope", "scheduler.global_budget limits the root; change that")
+    project = scope.partition(":")[2]
+    line = f"budgetLimit of project '{excerpt(project)}' limits it; change the project"
+    return invalid_field("scope", line)
 
 
 async def list_closures(api: Api, _: Request, __: str) -> Response:
@@ -343,16 +371,6 @@ async def list_closures(api: Api, _: Request, __: str) -> Response:
     found = shown_closures(await api.engine.closures())
     bodies = await mapped(found[:MAX_CLOSURES], closure_body)
     return json_response(OK, ClosureListBody(closures=bodies, count=len(found)))
-
-
-def shown_closures(closures: Iterable[GateClosure]) -> list[GateClosure]:
-    """Return the closures of what people know by name, by kind and name.
-
-    What follows from others, as the gate of a provider, and what only the dispatcher speaks of, as
-    a kind of work, is left to the reasons of a task.
-    """
-    kinds = OPENED.values()
-    return sorted([one for one in closures if one.kind in kinds], key=attrgetter("kind", "name"))
 
 
 async def open_closed(api: Api, request: Request, _: str) -> Response:
@@ -366,12 +384,20 @@ async def opened(api: Api, request: Request, kind: GateKind, name: str) -> None:
     """Open a slot, a target, an agent or a budget; what closed it may close it again."""
     if kind == "scope":
         name = parse_scope(name, field="name")
+        _check_known(await _is_budget(api, name), "budget", name)
     if kind == "target":
         _check_known(name in api.config.settings.all_targets, "target", name)
     entry = AuditEntry(actor=actor_of(request), action=f"{kind}.open", subject=name)
     if kind == "slot":
         await api.slots.reopen(name)
     await api.engine.open_gate(GatePart(kind, name), entry)
+
+
+async def _is_budget(api: Api, scope: str) -> bool:
+    """Tell whether a scope has a limit, or is closed all the same."""
+    if has_limit(await api.tracker.own_status(scope)):
+        return True
+    return any(one.part == GatePart("scope", scope) for one in await known_closures(api))
 
 
 async def pause(api: Api, request: Request, _: str) -> Response:
@@ -614,6 +640,15 @@ ROUTES = (
         responses={200: BudgetListBody},
         query=BUDGET_QUERY,
         errors=("not_found",),
+    ),
+    Route(
+        "DELETE",
+        "/budgets",
+        delete_budget,
+        "take the limits of a scope away; what was spent stays booked",
+        responses={200: BudgetListBody},
+        query=BUDGET_QUERY,
+        errors=("not_found", "invalid_field", "missing_field"),
     ),
     Route(
         "GET",

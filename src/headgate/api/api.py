@@ -18,7 +18,7 @@ from headgate.api.http.slices import SharedAnswers
 from headgate.api.schema.tasks import LimitsBody
 from headgate.api.shares import Shares
 from headgate.api.submission import SubmissionParser
-from headgate.budgets.tracker import LedgerTracker
+from headgate.budgets.tracker import DefinedBudgets, LedgerTracker
 from headgate.config.reload import LiveConfig
 from headgate.engine.engine import Engine
 from headgate.engine.slots.slot import SlotStatus
@@ -65,6 +65,7 @@ class Api:
         self.audit = audit
         self.bulk = bulk
         self.tracker = tracker
+        self.defined_budgets = DefinedBudgets(tracker)
         self.usage = usage
         self.prices = prices
         self.slots = slots

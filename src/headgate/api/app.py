@@ -19,7 +19,9 @@ import msgspec
 from headgate.api import (
     admin,
     budgets,
+    calls,
     events,
+    models,
     settings,
     slots,
     status,
@@ -32,7 +34,13 @@ from headgate.api import (
 from headgate.api.api import Api, Route
 from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, api_error_of
-from headgate.api.http.request import ClientGoneError, Head, Request, request_ids
+from headgate.api.http.request import (
+    MAX_BODY_BYTES,
+    ClientGoneError,
+    Head,
+    Request,
+    request_ids,
+)
 from headgate.api.http.response import Response, error_response
 from headgate.api.openapi import openapi
 from headgate.api.shares import Shares
@@ -54,6 +62,7 @@ def _openapi_document() -> bytes:
 
 ROUTES = (
     *tasks.ROUTES,
+    *calls.ROUTES,
     *workers.ROUTES,
     *events.ROUTES,
     *webhooks.ROUTES,
@@ -63,6 +72,7 @@ ROUTES = (
     *admin.ROUTES,
     *settings.ROUTES,
     *slots.ROUTES,
+    *models.ROUTES,
     *status.ROUTES,
     Route(
         "GET",
@@ -99,6 +109,24 @@ class Pages(Protocol):
         """Return the page that says what was refused and what to do."""
 
 
+class Gateway(Protocol):
+    """What answers in the protocols of providers; it takes over a whole request."""
+
+    routes: tuple[Route, ...]
+    """What it answers to, as the description of the API has it."""
+
+    max_body_bytes: int
+
+    def has(self, method: str, path: str) -> bool:
+        """Tell whether a request is for the gateway."""
+
+    def check_head(self, head: Head) -> Caller | None:
+        """Refuse whoever is not let in, as `App.check_head` does."""
+
+    async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401
+        """Answer a request."""
+
+
 class App:
     """The application of one node. `api` may be given other rules while it serves."""
 
@@ -114,6 +142,19 @@ class App:
         self._request_ids = request_ids()
         self._outage = ("", 0.0)
         self._pages: Pages | None = None
+        self._gateway: Gateway | None = None
+
+    def serve_gateway(self, gateway: Gateway) -> None:
+        """Answer in the protocols of providers as well, and describe that."""
+        self._gateway = gateway
+        document = b""
+
+        async def show(_api: Api, _: Request, __: str) -> Response:
+            nonlocal document
+            document = document or msgspec.json.encode(openapi(ROUTES, gateway.routes))
+            return Response(_OK, document)
+
+        self._add(next(one for one in ROUTES if one.handler is show_openapi)._replace(handler=show))
 
     def serve_pages(self, pages: Pages) -> None:
         """Serve pages beside the API, which does not describe them."""
@@ -139,6 +180,8 @@ class App:
         Return who sends it, where that is known already.
         """
         path = head.url.partition(b"?")[0]
+        if self._gateway is not None and self._gateway.has("POST", path.decode("latin-1")):
+            return self._gateway.check_head(head)
         if self._pages is not None and self._pages.has(path.decode("latin-1")):
             # Who sends it is said by a cookie, which is looked at when the request is complete.
             self.api.auth.check_host_and_origin(head.host, head.origin)
@@ -146,12 +189,23 @@ class App:
             return self.api.auth.check_head(head)
         return None
 
+    def most_bytes(self, url: bytes) -> int:
+        """Return how long the body of a request to an address may be."""
+        path = url.partition(b"?")[0].decode("latin-1")
+        if self._gateway is not None and self._gateway.has("POST", path):
+            return self._gateway.max_body_bytes
+        return MAX_BODY_BYTES
+
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Answer one request, as ASGI has it."""
         if scope["type"] != "http":
             return
         request = Request(scope, receive)
         request.request_id = request.sent_request_id() or next(self._request_ids)
+        gateway = self._gateway
+        if gateway is not None and gateway.has(request.method, scope["path"]):
+            await gateway.serve(request, send)
+            return
         try:
             answer = await self._answer_in_time(request, scope["path"])
         except ClientGoneError:

@@ -46,7 +46,7 @@ _OWN_SITES = (b"", b"same-origin", b"none")
 """What Sec-Fetch-Site says of a page of this service, of a person, or of no browser at all."""
 
 _PORT = re.compile(r":[0-9]*\Z")
-_NOT_KNOWN = "the token is not known here"
+_NOT_KNOWN = "this service does not recognise that token"
 log = structlog.get_logger("headgate.api")
 
 Kept = TypeVar("Kept")
@@ -174,7 +174,10 @@ class Authenticator:
         """Tell whether a token is sent; refuse whoever sends none where one is needed."""
         is_token = authorization[: len(_BEARER)].lower() == _BEARER
         if not is_token and self._rules.needs_token:
-            raise ApiError("unauthorized", "send a token, as in 'Authorization: Bearer hg_…'")
+            raise ApiError(
+                "unauthorized",
+                "this service needs a token; send it as 'Authorization: Bearer hg_…'",
+            )
         return is_token
 
     def _at_once(self, authorization: bytes) -> Caller | None:

@@ -11,17 +11,24 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Literal
 
 import msgspec
 
 from headgate.api.api import Api, Route, actor_of
+from headgate.api.budget_report import (
+    BudgetReport,
+    dollars_or_none,
+    journal_body,
+    status_steps,
+)
 from headgate.api.callers import Caller
-from headgate.api.errors import ApiError, invalid_field, no_room_elsewhere
+from headgate.api.errors import ApiError, invalid_field, no_room_for_tenant
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.http.slices import in_slices, mapped
-from headgate.api.schema.admin import JournalBody, JournalEntryBody
+from headgate.api.schema.admin import JournalBody
 from headgate.api.schema.tasks import (
     AdjustBody,
     BudgetLimitBody,
@@ -30,6 +37,9 @@ from headgate.api.schema.tasks import (
     CreateBudgetBody,
     Details,
     ExtendBody,
+    LeaseBody,
+    ReleaseBody,
+    ReleasedBody,
     ReservationBody,
     ReservationNameBody,
     ReserveBody,
@@ -37,17 +47,16 @@ from headgate.api.schema.tasks import (
 )
 from headgate.api.shares import MAX_OWN_SCOPES
 from headgate.api.slots import closures_by_name
-from headgate.api.submission import MAX_SCOPES, check_unknown, read_body
+from headgate.api.submission import MAX_SCOPES, check_unknown, excerpt, read_body
 from headgate.budgets.status import ScopeStatus, empty_status
+from headgate.budgets.tracker import MAX_ID_LENGTH as MAX_LEDGER_ID_LENGTH
 from headgate.budgets.tracker import ReservationToken
-from headgate.core.budgets.burn_rate import BURN_SECONDS, BurnRate, burn_rate_steps, exhausted_at
+from headgate.core.budgets.burn_rate import BURN_SECONDS, burn_rate_steps
 from headgate.core.budgets.ledger import Adjustment, JournalEntry
 from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
-from headgate.core.gates import GateClosure
 from headgate.core.money import plain_usd
-from headgate.core.task_view import closure_body, exact_moment
-from headgate.core.text import Steps
+from headgate.core.task_view import exact_moment
 from headgate.errors import (
     BudgetExceededError,
     IllegalSettlementError,
@@ -122,9 +131,10 @@ async def reserve(api: Api, request: Request, _: str) -> Response:
                 dispatched=body.dispatched,
             )
     except BudgetExceededError as error:
-        if _is_own(Scope(error.scope), request.caller):
+        if request.caller.is_trusted:
             raise
-        raise no_room_elsewhere(error) from None
+        may_read = _is_own(Scope(error.scope), request.caller)
+        raise no_room_for_tenant(error, may_read=may_read) from None
     return json_response(OK, _shown(token, body.id, scope))
 
 
@@ -171,7 +181,7 @@ async def adjust(api: Api, request: Request, _: str) -> Response:
     body = read_body(await request.json_body(), AdjustBody)
     status = await adjusted(api, request, body)
     report = BudgetReport(status=status, rates={}, waiting={}, now=api.tracker.ledger.now())
-    return json_response(OK, await in_slices(_status(report, status)))
+    return json_response(OK, await in_slices(status_steps(report, status)))
 
 
 async def adjusted(api: Api, request: Request, body: AdjustBody) -> ScopeStatus:
@@ -218,6 +228,84 @@ def _in_words_of_the_operator(given_id: str, scope: Scope) -> Iterator[None]:
         ) from None
 
 
+async def release_any(api: Api, request: Request, reservation_id: str) -> Response:
+    """Give back what any reservation holds, by the word of an operator."""
+    body = read_body(await request.json_body(), ReleaseBody)
+    with _in_words_of_the_journal(reservation_id):
+        await api.tracker.release(reservation_id)
+    await _record_settled(api, request, "budget.release", reservation_id, {"reason": body.reason})
+    return json_response(OK, ReleasedBody(id=reservation_id))
+
+
+async def extend_any(api: Api, request: Request, reservation_id: str) -> Response:
+    """Keep any reservation for longer, by the word of an operator."""
+    body = read_body(await request.json_body(), LeaseBody)
+    with _in_words_of_the_journal(reservation_id), _in_words_of_the_body():
+        token = await api.tracker.extend(reservation_id, body.lease_seconds)
+    detail: Detail = {"leaseSeconds": body.lease_seconds, "reason": body.reason}
+    await _record_settled(api, request, "budget.extend", reservation_id, detail)
+    return json_response(OK, _shown(token, reservation_id, token.scope))
+
+
+async def _record_settled(
+    api: Api, request: Request, action: str, reservation_id: str, detail: Detail
+) -> None:
+    await api.record(request, action, reservation_id, detail)
+    api.engine.ask_budgets()
+
+
+@contextmanager
+def _in_words_of_the_journal(reservation_id: str) -> Iterator[None]:
+    """Check an id as the journal shows it, and say what became of its reservation."""
+    if not reservation_id.isprintable() or len(reservation_id) > MAX_LEDGER_ID_LENGTH:
+        raise ApiError("not_found", "there is no such reservation")
+    try:
+        yield
+    except IllegalSettlementError as error:
+        code = "not_found" if error.current == "unknown" else "reservation_conflict"
+        details: Details = {"id": reservation_id, "state": error.current}
+        raise ApiError(code, str(error), details=details) from None
+
+
+# Budgets that a task names and nobody has defined: most likely a typing error.
+#
+# The task is taken all the same, and charged to that scope, where nothing limits it. Rule: a budget
+# is defined if it, or one around it but the root, has a limit, or belongs to a project.
+
+
+async def undefined_budgets(api: Api, caller: Caller, scopes: Sequence[str]) -> list[str]:
+    """Return a warning for each scope that nobody has defined; none while the ledger is away."""
+    lines = []
+    try:
+        for scope in map(Scope, scopes):
+            if not await _is_defined(api, scope):
+                near = await _nearest_budget(api, caller, scope)
+                meant = f" Did you mean '{near}'?" if near else ""
+                lines.append(
+                    f"Budget '{excerpt(scope)}' is not defined, so nothing limits it.{meant}"
+                )
+    except StoreError:
+        return []
+    return lines
+
+
+async def _is_defined(api: Api, scope: Scope) -> bool:
+    for one in ancestors(scope)[1:]:
+        kind, _, name = one.partition(":")
+        if one in api.engine.settings.budgets or await api.defined_budgets.is_limited(one):
+            return True
+        if kind == "project" and name in api.config.settings.projects:
+            return True
+    return False
+
+
+async def _nearest_budget(api: Api, caller: Caller, scope: Scope) -> str:
+    """Return the defined scope that is written most alike, of those that the caller may see."""
+    known = dict.fromkeys((*api.engine.settings.budgets, *await api.defined_budgets.names()))
+    own = [one for one in known if one and _is_own(one, caller)]
+    return next(iter(get_close_matches(scope, own, n=1)), "")
+
+
 async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
     """Return a scope and everything within it; without one, that of the caller.
 
@@ -226,6 +314,7 @@ async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:
     scope = given_or_own(given, caller)
     if scope is None:
         return empty_status(Scope(caller.bounds.own_name))
+    await api.engine.flush_calls()
     return await in_slices(await api.tracker.status_steps(scope))
 
 
@@ -284,11 +373,6 @@ async def _kept_scopes(api: Api, scope: Scope) -> list[Scope]:
         # A ledger that is away holds nothing, and keeps nobody from submitting tasks meanwhile.
         return []
     return [account.scope for account in accounts]
-
-
-def dollars_or_none(micro_usd: int | None) -> str | None:
-    """Return an amount in dollars; None is none."""
-    return None if micro_usd is None else plain_usd(micro_usd)
 
 
 def _is_configured(scope: Scope) -> bool:
@@ -358,32 +442,6 @@ BURN_ENTRIES = 2_000
 MAX_SKIPPED = 9_000
 
 _CURSOR = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)_([0-9]{1,4})")
-_NO_RATE = BurnRate()
-
-
-class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A scope with all within it, how fast each spends, and how many tasks wait for each."""
-
-    status: ScopeStatus
-    rates: Mapping[Scope, BurnRate]
-    waiting: Mapping[str, int]
-    now: float
-    closed: Mapping[str, Sequence[GateClosure]] = {}
-    is_whole: bool = True
-
-    def rate(self, scope: Scope) -> BurnRate:
-        """Return how fast a scope spends."""
-        return self.rates.get(scope, _NO_RATE)
-
-    def exhausted_at(self, status: ScopeStatus) -> float | None:
-        """Return when the first limit of a scope is reached at its rate; None if none is."""
-        return exhausted_at(
-            self.rate(status.scope),
-            remaining_micro_usd=status.remaining_micro_usd,
-            remaining_tokens=status.remaining_tokens,
-            now=self.now,
-            resets_at=status.resets_at,
-        )
 
 
 class JournalPage(msgspec.Struct, frozen=True, kw_only=True):
@@ -454,7 +512,7 @@ async def show_budgets(api: Api, request: Request, _: str) -> Response:
 
     async def made() -> Response:
         report = await budget_stats(api, caller, given)
-        return json_response(OK, await in_slices(_status(report, report.status)))
+        return json_response(OK, await in_slices(status_steps(report, report.status)))
 
     key = ("budgets", given_or_own(given, caller), caller.bounds)
     return await api.shared_answers.get(key, made)
@@ -471,7 +529,9 @@ async def show_journal(api: Api, request: Request, _: str) -> Response:
         cursor=query.get("cursor", ""),
         limit=read_limit(query),
     )
-    entries = await mapped(page.entries, lambda entry: _entry(entry, request.caller))
+    entries = await mapped(
+        page.entries, lambda entry: journal_body(entry, charged(entry, request.caller))
+    )
     body = JournalBody(
         scope=page.scope, entries=entries, count=len(entries), next_cursor=page.next_cursor
     )
@@ -506,62 +566,6 @@ def _position(cursor: str) -> tuple[float | None, int]:
 def _cursor(at: float, skipped: int) -> str | None:
     # More changes at one moment than are skipped do not happen; if they did, the list ends there.
     return f"{at!r}_{skipped}" if skipped <= MAX_SKIPPED else None
-
-
-def _status(report: BudgetReport, status: ScopeStatus) -> Steps[BudgetStatusBody]:
-    yield
-    children: list[BudgetStatusBody] = []
-    for child in status.children:
-        shown = yield from _status(report, child)
-        children.append(shown)
-    rate, ends = report.rate(status.scope), report.exhausted_at(status)
-    is_measured = rate.measured_seconds > 0
-    return BudgetStatusBody(
-        scope=status.scope,
-        window=status.window,
-        spent_usd=plain_usd(status.spent_micro_usd),
-        reserved_usd=plain_usd(status.reserved_micro_usd),
-        overrun_usd=plain_usd(status.overrun_micro_usd),
-        limit_usd=dollars_or_none(status.limit_micro_usd),
-        remaining_usd=dollars_or_none(status.remaining_micro_usd),
-        spent_tokens=status.spent_tokens,
-        reserved_tokens=status.reserved_tokens,
-        overrun_tokens=status.overrun_tokens,
-        limit_tokens=status.limit_tokens,
-        remaining_tokens=status.remaining_tokens,
-        unaccepted_usd=dollars_or_none(status.unaccepted_micro_usd or None),
-        unaccepted_tokens=status.unaccepted_tokens,
-        resets_at=None if status.resets_at is None else exact_moment(status.resets_at),
-        burn_usd_per_hour=plain_usd(rate.micro_usd_per_hour) if is_measured else None,
-        burn_tokens_per_hour=rate.tokens_per_hour if is_measured else None,
-        burn_measured_seconds=rate.measured_seconds if is_measured else None,
-        exhausted_at=None if ends is None else exact_moment(ends),
-        waiting=report.waiting.get(status.scope, 0),
-        closures=[
-            closure_body(one, is_whole=report.is_whole)
-            for one in report.closed.get(status.scope, ())
-        ],
-        is_truncated=status.is_truncated,
-        children=children,
-    )
-
-
-def _entry(entry: JournalEntry, caller: Caller) -> JournalEntryBody:
-    delta = entry.delta
-    return JournalEntryBody(
-        at=exact_moment(entry.at),
-        reservation_id=entry.reservation_id,
-        call=entry.call.value,
-        scopes=list(charged(entry, caller)),
-        spent_usd=plain_usd(delta.spent_micro_usd),
-        reserved_usd=plain_usd(delta.reserved_micro_usd),
-        overrun_usd=plain_usd(delta.overrun_micro_usd),
-        spent_tokens=delta.spent_tokens,
-        reserved_tokens=delta.reserved_tokens,
-        overrun_tokens=delta.overrun_tokens,
-        unaccepted_usd=plain_usd(delta.unaccepted_micro_usd),
-        unaccepted_tokens=delta.unaccepted_tokens,
-    )
 
 
 ROUTES = (
@@ -623,6 +627,26 @@ ROUTES = (
         "submit",
         body=ReservationNameBody,
         responses={200: SettledBody},
+        errors=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/reservations/{id}/release",
+        release_any,
+        "give back what any reservation of the journal holds",
+        "admin",
+        body=ReleaseBody,
+        responses={200: ReleasedBody},
+        errors=("not_found", "reservation_conflict"),
+    ),
+    Route(
+        "POST",
+        "/reservations/{id}/extend",
+        extend_any,
+        "keep any reservation of the journal for longer",
+        "admin",
+        body=LeaseBody,
+        responses={200: ReservationBody},
         errors=("not_found", "reservation_conflict"),
     ),
     Route(

@@ -32,6 +32,7 @@ from headgate.errors import (
     StoreFullError,
     UnfitValueError,
     WindowOpenError,
+    to_tenant,
     utc_time,
 )
 from headgate.storage.task_ids import seconds_of
@@ -295,15 +296,20 @@ def _outage(error: StoreError) -> ApiError:
     )
 
 
-def no_room_elsewhere(error: BudgetExceededError) -> ApiError:
-    """Return the error for a budget without room of which its caller may read no figures."""
+def no_room_for_tenant(error: BudgetExceededError, *, may_read: bool) -> ApiError:
+    """Return the error for a budget without room whose limit the caller cannot change.
+
+    It has no figures unless the caller `may_read` them.
+    """
+    if may_read:
+        return ApiError("budget_exceeded", to_tenant(str(error)), details=_exceeded(error))
     details: Details = {
         "scope": error.scope,
         "unit": "usd" if error.unit == "micro_usd" else "tokens",
         "resetsAt": _time(error.resets_at),
         "mayClear": error.may_clear,
     }
-    return ApiError("budget_exceeded", error.outline, details=details)
+    return ApiError("budget_exceeded", to_tenant(error.outline), details=details)
 
 
 def _exceeded(error: BudgetExceededError) -> Details:

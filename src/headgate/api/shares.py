@@ -27,6 +27,7 @@ from collections.abc import (
     Iterator,
 )
 from contextlib import asynccontextmanager, contextmanager
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple, TypeVar
 
@@ -72,6 +73,7 @@ class Holder(NamedTuple):
     is_trusted: bool = False
 
 
+@lru_cache(maxsize=1_024)
 def address_key(address: str) -> str:
     """Return under which name an address is counted; whoever has one of a /64 has all of it."""
     try:
@@ -434,8 +436,17 @@ class Shares:
 # in which things came. A caller with hundreds of requests under way would have hundreds of turns
 # for one of another's.
 
-BUSY_SHARE = 0.5
+BUSY_SHARE = 0.25
 """The part of its time that the loop may spend on requests before callers are held to shares."""
+
+TURN_PAUSES = 2
+"""How many times as long as a round took callers with more than their share wait for the next.
+
+The processors that the loop does not take are those of whoever writes and of a database beside it,
+and each start of a task waits for them a dozen times.
+"""
+
+MAX_PAUSE_SECONDS = 0.05
 
 ROUND_SECONDS = 0.001
 """For so long at a time requests are worked on of callers that had more than their share."""
@@ -465,12 +476,15 @@ class Turns:
 
     Work is a coroutine, and is counted step by step: what it does from one wait to the next. While
     the loop has time, and for whoever had no more than others, a step is taken at once. Otherwise
-    it waits for its turn: in each round of the loop those go first that had least. The loop is
-    never idle while something waits, so a caller that is alone loses nothing.
+    it waits for its turn: in each round those go first that had least, and after a round there is a
+    pause. A caller that is alone waits for nothing.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, *, pauses: float = TURN_PAUSES
+    ) -> None:
         self.clock = clock
+        self._pauses = pauses
         self._used: dict[str, _Used] = {}
         self._total = 0.0
         self._window_ends_at = 0.0
@@ -526,7 +540,7 @@ class Turns:
 
     def _deal(self) -> None:
         """Give turns for a round, to those first that had least; go on while anybody waits."""
-        left = ROUND_SECONDS
+        loop, left = asyncio.get_running_loop(), ROUND_SECONDS
         for used in sorted(
             [used for used in self._used.values() if used.waiting], key=lambda used: used.seconds
         ):
@@ -536,9 +550,17 @@ class Turns:
                     turn.set_result(None)
                     left -= used.step_seconds
             if left <= 0:
-                asyncio.get_running_loop().call_soon(self._deal)
-                return
-        self._is_dealing = False
+                break
+        pause_seconds = self._pauses * (ROUND_SECONDS - left)
+        if not pause_seconds:
+            # Nobody has waited, or there is no pause between rounds.
+            self._is_dealing = left <= 0
+            if self._is_dealing:
+                loop.call_soon(self._deal)
+        elif len(self._used) == 1:
+            loop.call_soon(self._deal)
+        else:
+            loop.call_later(min(pause_seconds, MAX_PAUSE_SECONDS), self._deal)
 
     def _begin_window(self, now: float) -> None:
         """Let what was used count half, and forget who used next to nothing."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import datetime
+from operator import attrgetter
 
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.callers import Caller
@@ -172,6 +173,25 @@ async def known_closures(api: Api) -> tuple[GateClosure, ...]:
         return await api.engine.closures()
     except StoreUnavailableError:
         return ()
+
+
+OPENED: dict[str, GateKind] = {
+    "slot": "slot",
+    "target": "target",
+    "agent": "agent",
+    "budget": "scope",
+}
+"""What people call the things that they may open, and what the dispatcher calls them."""
+
+
+def shown_closures(closures: Iterable[GateClosure]) -> list[GateClosure]:
+    """Return the closures of what people know by name, by kind and name.
+
+    What follows from others, as the gate of a provider, and what only the dispatcher speaks of, as
+    a kind of work, is left to the reasons of a task.
+    """
+    kinds = OPENED.values()
+    return sorted([one for one in closures if one.kind in kinds], key=attrgetter("kind", "name"))
 
 
 async def closures_by_name(api: Api, kind: GateKind) -> dict[str, list[GateClosure]]:

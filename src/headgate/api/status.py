@@ -22,6 +22,7 @@ from headgate.api.schema.tasks import (
     StatsBody,
     StoreBody,
 )
+from headgate.api.slots import known_closures, shown_closures
 from headgate.api.submission import check_unknown
 from headgate.core.dispatch_state import LaneStats
 from headgate.core.retention import StoreSize
@@ -61,6 +62,7 @@ async def stats_body(api: Api, caller: Caller) -> StatsBody:
         metrics=_metrics(totals),
         config=api.limits,
         paused=api.is_paused,
+        closures=None if caller.is_bound else len(shown_closures(await known_closures(api))),
         recent=_recent_body(recent_step(api, caller)),
         store=None if caller.is_bound else store_body(api.engine.reaper.size),
     )

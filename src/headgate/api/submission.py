@@ -74,7 +74,9 @@ class EstimateBody(msgspec.Struct, forbid_unknown_fields=True):
     """What a task is expected to use."""
 
     tokens: int | None = None
+    """Tokens that the task is expected to use."""
     usd: int | float | str | None = None
+    """Dollars that it is expected to use, as a number or a text."""
 
 
 class TaskBody(msgspec.Struct, rename="camel"):
@@ -85,39 +87,78 @@ class TaskBody(msgspec.Struct, rename="camel"):
     """
 
     agent_id: str | None = None
+    """The agent whose lane the task waits in. Required unless `projectId` is given; then any agent
+    that accepts open tasks may run it."""
     action: str | None = None
+    """What to do. Required unless `input` is given."""
     tab_id: str | None = None
+    """For the target: the tab to act on."""
     selector: str | None = None
+    """For the target: up to 4,096 characters."""
     ref: str | None = None
+    """For the target: an element."""
     params: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """For the target: an object."""
     priority: int | None = None
+    """Lower goes first. The default is 0."""
     deadline: str | None = None
+    """When the task must have ended. The default is none, or `default_deadline_seconds` from when
+    it may start."""
     callback_url: str | None = None
+    """Who gets a webhook when the task has ended: `http` or `https`, up to 2,048 characters, no
+    user name, no private address."""
     project_id: str | None = None
+    """A project of the configuration. The default is `default`."""
     target: str | None = None
+    """A target of the configuration. The default is that of its agent, or the default target."""
     slot: str | None = None
+    """A key slot, in place of what the target says. The task waits while the slot has no room."""
     provider: str | None = None
+    """Any slot of this provider: the one with the most room when the task starts. Not beside
+    `slot`."""
     input: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    """For the target: any JSON."""
     weight: float | None = None
+    """A proxy for cost where tokens are unknown. The default is 1. A claim unless the token has
+    `admin`."""
     estimate: EstimateBody | None = None
+    """What the task is expected to use. It is reserved before the task starts. A claim unless the
+    token has `admin`."""
     cost_usd: int | float | str | None = None
+    """What each attempt costs, whatever the work reports. An attempt that did not begin costs
+    nothing. Not beside `estimate.usd`. A claim unless the token has `admin` or the target has
+    `trusts_cost`."""
     scopes: list[str] | None = None
+    """Up to 16 budget scopes besides that of its project."""
     depends_on: list[str] | None = None
+    """Up to 100 ids of tasks that must end first."""
     on_parent_failure: OnParentFailure | None = None
+    """What to do if one of those did not succeed: `fail` (the default) or `run`."""
     not_before: str | None = None
+    """When the task may start. Until then it counts against `max_scheduled` and not in the queue.
+    """
     labels: dict[str, str] | None = None
+    """Up to 32 texts of 256 characters, under keys of up to 64 characters."""
     max_attempts: int | None = None
+    """How often it may fail before it has failed for good, 1 to 100."""
     timeout_seconds: float | None = None
+    """How long one attempt may take, up to 604,800 (7 days). The default is
+    `attempt_timeout_seconds`, an hour."""
     on_exhausted: OnExhausted | None = None
+    """What to do if a budget has no room now but will have: `wait` (the default) or `reject`."""
 
 
 class BatchBody(msgspec.Struct, rename="camel"):
     """Several tasks, with what they share."""
 
     agent_id: str | None = None
+    """The agent of tasks that name none."""
     callback_url: str | None = None
+    """The webhook of tasks that name none."""
     project_id: str | None = None
+    """The project of tasks that name none. The batch needs this or `agentId`."""
     tasks: list[msgspec.Raw] | None = None
+    """1 to 50 tasks."""
 
 
 class _StrictTaskBody(TaskBody, rename="camel", forbid_unknown_fields=True):
@@ -696,6 +737,10 @@ class SubmissionParser:
     def knows_project(self, project_id: str) -> bool:
         """Tell whether there is such a project."""
         return project_id in self._scopes
+
+    def project_names(self) -> list[str]:
+        """Return the projects that there are, in the order of their names."""
+        return sorted(self._scopes)
 
     def read_task(
         self, body: bytes, *, now: float, bounds: Bounds = UNBOUND, is_trusted: bool = False

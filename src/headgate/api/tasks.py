@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headgate.api import submission
-from headgate.api.api import Api, Route
-from headgate.api.budgets import check_own_scopes
+from headgate.api.api import Api, Route, actor_of
+from headgate.api.budgets import check_own_scopes, undefined_budgets
 from headgate.api.bulk import MAX_TASKS
 from headgate.api.callers import Caller
 from headgate.api.errors import (
@@ -34,6 +34,8 @@ from headgate.api.schema.tasks import (
     BatchEntryBody,
     CancelledBody,
     Details,
+    ReasonBody,
+    SlotRoomBody,
     SubmittedBatchBody,
     SubmittedBody,
     TaskListBody,
@@ -58,11 +60,14 @@ from headgate.core.task_view import (
     CONTENTS,
     TaskSnapshot,
     exact_moment,
+    moment,
     snapshot_of,
     whole_snapshot_of,
 )
+from headgate.core.why import TaskReason
+from headgate.engine.engine import SlotRoom
 from headgate.errors import HeadgateError, InvalidTaskError, NotDispatchingError, StoreError
-from headgate.storage.audit import Detail
+from headgate.storage.audit import AuditEntry, Detail
 from headgate.storage.queries import BulkFilter
 from headgate.storage.store import KeyedAnswer, Queued, TaskQuery, TurnedAway
 from headgate.storage.submit import SubmitAnswer, entry_of
@@ -103,11 +108,13 @@ async def submit_task(api: Api, request: Request, _: str) -> Response:
     parsed = await _parse_task(api, request, body)
     if key is not None:
         answer = await _submit_once(api, key, [_draft_or_invalid(parsed)])
-        return _marked(_task_answer(answer.entries[0], request.request_id), answer)
+        (entry,) = await _warned(api, request.caller, [parsed], answer.entries)
+        return _marked(_task_answer(entry, request.request_id), answer)
     if isinstance(parsed, InvalidTaskError):
         raise parsed
     outcome = await api.engine.submit(parsed.task, parsed.terms, parsed.submission)
-    return _task_answer(entry_of(outcome), request.request_id)
+    (entry,) = await _warned(api, request.caller, [parsed], [entry_of(outcome)])
+    return _task_answer(entry, request.request_id)
 
 
 async def submit_batch(api: Api, request: Request, _: str) -> Response:
@@ -116,13 +123,32 @@ async def submit_batch(api: Api, request: Request, _: str) -> Response:
     key = _idempotency_key(request, b"batch", body)
     if key is None:
         parsed = await _parse_batch(api, request, body)
-        return _batch_answer(await _submit_each(api, parsed), request.request_id)
+        entries = await _warned(api, request.caller, parsed, await _submit_each(api, parsed))
+        return _batch_answer(entries, request.request_id)
     try:
-        drafts = [_draft_or_invalid(one) for one in await _parse_batch(api, request, body)]
+        parsed = await _parse_batch(api, request, body)
+        drafts = [_draft_or_invalid(one) for one in parsed]
     except InvalidTaskError as error:
-        drafts = [_invalid(error, is_whole=True)]
+        parsed, drafts = [error], [_invalid(error, is_whole=True)]
     answer = await _submit_once(api, key, drafts)
-    return _marked(_batch_answer(answer.entries, request.request_id), answer)
+    entries = await _warned(api, request.caller, parsed, answer.entries)
+    return _marked(_batch_answer(entries, request.request_id), answer)
+
+
+async def _warned(
+    api: Api, caller: Caller, parsed: Sequence[Parsed], entries: Sequence[Submitted]
+) -> list[Submitted]:
+    """Return what became of tasks, each with a warning about budgets that are not defined."""
+    warned: list[Submitted] = []
+    for one, entry in zip(parsed, entries, strict=True):
+        # The first scope is that of the project, which is configured.
+        further = one.task.scopes[1:] if isinstance(one, Draft) else ()
+        if further and isinstance(entry, TakenEntry):
+            lines = [entry.warning] if entry.warning else []
+            lines += await undefined_budgets(api, caller, further)
+            entry = replace(entry, warning=" ".join(lines))  # noqa: PLW2901
+        warned.append(entry)
+    return warned
 
 
 def _idempotency_key(request: Request, kind: bytes, body: bytes) -> SubmitKey | None:
@@ -265,7 +291,7 @@ def _submitted(api: Api, entry: Parsed) -> asyncio.Future[SubmitAnswer]:
     return future
 
 
-def _task_answer(entry: SubmitEntry, request_id: bytes) -> Response:
+def _task_answer(entry: Submitted, request_id: bytes) -> Response:
     if not isinstance(entry, TakenEntry):
         return error_response(_refusal(entry), request_id)
     at = exact_moment(entry.created_at)
@@ -382,14 +408,15 @@ async def cancel_task(api: Api, request: Request, task_id: str) -> Response:
 async def cancelled(api: Api, request: Request, task_id: str) -> CancelledBody:
     """Cancel a task of the caller's; one that has ended otherwise is refused."""
     await check_own(api, request, task_id)
-    record = await api.engine.cancel(known_form(task_id))
+    entry = AuditEntry(actor=actor_of(request), action="task.cancel", subject=task_id)
+    record = await api.engine.cancel(known_form(task_id), entry)
     if record is None:
         raise await missing_task(api, task_id)
     state = record.task.status
     if state in TERMINAL and state is not TaskStatus.CANCELLED:
         raise ApiError("conflict", f"task is already {state.value}")
-    is_over = state is TaskStatus.CANCELLED
-    return CancelledBody(status="cancelled" if is_over else "cancelling", task_id=task_id)
+    status = "cancelled" if state is TaskStatus.CANCELLED else "cancelling"
+    return CancelledBody(status=status, task_id=task_id)
 
 
 async def explain_task(api: Api, request: Request, task_id: str) -> Response:
@@ -398,19 +425,50 @@ async def explain_task(api: Api, request: Request, task_id: str) -> Response:
     return answer if isinstance(answer, Response) else json_response(OK, answer)
 
 
-async def explained(api: Api, request: Request, task_id: str) -> msgspec.Struct | Response:
+async def explained(api: Api, request: Request, task_id: str) -> WhyBody | Response:
     """Return every rule that keeps a task waiting, or the answer of the node that knows."""
     await check_own(api, request, task_id)
     try:
-        reasons = await api.engine.why(known_form(task_id), request.caller.bounds)
+        why = await api.engine.why(known_form(task_id), request.caller.bounds)
     except NotDispatchingError as error:
         answer = await api.forwarder.ask(error.address, f"/tasks/{task_id}/why", request)
         if answer is None:
             raise
         return answer
-    if reasons is None:
+    if why is None:
         raise await missing_task(api, task_id)
-    return reasons
+    fields = msgspec.structs.asdict(why) | {
+        "reasons": tuple(reason_body(one) for one in why.reasons),
+        "slot": None if why.slot is None else _slot_room(why.slot),
+        "slots": tuple(_slot_room(one) for one in why.slots),
+    }
+    return WhyBody(**fields)
+
+
+def _slot_room(room: SlotRoom) -> SlotRoomBody:
+    return SlotRoomBody(**msgspec.structs.asdict(room))
+
+
+_TIMES = ("until", "since", "resets_at")
+
+
+def reason_body(reason: TaskReason) -> ReasonBody:
+    """Return a reason as clients see it: with times where the decision has Unix seconds."""
+    detail: dict[str, object] = msgspec.to_builtins(reason.detail)
+    for name in _TIMES:
+        seconds = detail.get(name)
+        if isinstance(seconds, (int, float)):
+            detail[name] = _reached(seconds)
+    fields = msgspec.structs.asdict(reason) | {"detail": detail, "until": _reached(reason.until)}
+    return ReasonBody(**fields)
+
+
+def _reached(seconds: float | None) -> datetime | None:
+    """Return a time; None where there is none, or no calendar reaches it."""
+    try:
+        return moment(seconds)
+    except (OverflowError, OSError, ValueError):
+        return None
 
 
 async def own_task(api: Api, caller: Caller, task_id: str) -> TaskRecord:

@@ -1,7 +1,7 @@
-"""What tasks used, and what is learned from it.
+"""What tasks and calls used, and what is learned from it.
 
-`GET /usage` sums up tokens and dollars by project, agent, model or day. `GET /estimates` lists what
-is known of the cost of each kind of work.
+`GET /usage` sums up tokens and dollars by project, agent, model, slot or day. `GET /estimates`
+lists what is known of the cost of each kind of work.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def _row(one: UsageSum) -> UsageRowBody:
         key=one.key,
         tasks=one.tasks,
         attempts=one.attempts,
+        calls=one.calls,
         tokens=one.tokens,
         usd=plain_usd(one.micro_usd),
         assumed_tokens=one.assumed_tokens,
@@ -150,7 +151,7 @@ ROUTES = (
         "GET",
         "/usage",
         show_usage,
-        "tokens and dollars by project, agent, model or day",
+        "tokens and dollars by project, agent, model, slot or day",
         "read",
         responses={200: UsageBody},
         query=USAGE_QUERY,

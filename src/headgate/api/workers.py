@@ -25,6 +25,7 @@ from headgate.api.schema.workers import (
     ClaimedBody,
     CompleteBody,
     FailBody,
+    GatewayBody,
     HeartbeatBody,
     RunningBody,
     SettledTaskBody,
@@ -74,12 +75,20 @@ async def claim(api: Api, request: Request, agent_id: str) -> Response:
     )
     with held(api.shares.claims, request.holder, "claims"):
         worker_id, orders = await workers.claim(asked)
+    gateway = {}
+    for record in orders.tasks:
+        access = await workers.access(record)
+        if access is not None:
+            gateway[record.task.id] = GatewayBody(
+                base_url=access.base_url, token=access.token, protocols=access.protocols
+            )
     claimed = ClaimedBody(
         worker_id=worker_id,
         lease_seconds=workers.lease_seconds,
         tasks=tuple([snapshot_of(record) for record in orders.tasks]),
         cancelled=orders.cancelled,
         lost=orders.lost,
+        gateway=gateway or msgspec.UNSET,
     )
     return json_response(OK, claimed)
 

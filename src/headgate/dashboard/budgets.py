@@ -17,8 +17,8 @@ import msgspec
 from msgspec import UNSET
 
 from headgate.api.admin import overridden_fields, patch
+from headgate.api.budget_report import BudgetReport
 from headgate.api.budgets import (
-    BudgetReport,
     JournalPage,
     adjusted,
     budget_stats,
@@ -147,11 +147,11 @@ def ending(status: ScopeStatus, rate: BurnRate, ends_at: float | None) -> Ending
     if ends_at is not None:
         return Ending(words="", at=ends_at)
     if rate.measured_seconds and not rate.is_steady:
-        return Ending(words="not known, it is not spent steadily", is_faint=True)
+        return Ending(words="unknown: spending is uneven", is_faint=True)
     if not rate.measured_seconds or status.resets_at is None:
         return Ending(words="not at this rate", is_faint=True)
     is_rolling = parse_window(status.window).kind is WindowKind.ROLLING
-    return Ending(words="not before more room is freed" if is_rolling else "not before it resets")
+    return Ending(words="not before it has more room" if is_rolling else "not before it resets")
 
 
 def rate_words(rate: BurnRate) -> str:
@@ -454,7 +454,7 @@ async def set_limit(view: View, _: str, form: Form) -> Done:
         if key == "project" and wanted.limit_usd:
             raise CallerError(_IN_TOKENS)
         if changes_nothing(wanted):
-            return f"the budget of {name} stays as it is: nothing else was asked for"
+            return f"the budget of {name} did not change: the form had the present values"
         if key == "project":
             project = ProjectPatchBody(budget_limit=wanted.limit_tokens)
             await patch(view.api, view.request, "projects", _project_of(scope), project)
@@ -508,7 +508,7 @@ async def reset_limit(view: View, _: str, form: Form) -> Done:
         scope = _scope(form)
         body = BudgetPatchBody(reset=_overridden(view).get(scope, []))
         await patch(view.api, view.request, "budgets", scope or ROOT_NAME, body)
-        return f"the budget of {scope_words(scope)} is as the file says again"
+        return f"the budget of {scope_words(scope)} has the values of the file again"
 
     return await changed_or_said(_back(form), change, BUDGET_FIELDS)
 

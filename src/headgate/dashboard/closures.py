@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.api.admin import MAX_CLOSURES, OPENED, opened, shown_closures
-from headgate.api.slots import known_closures
+from headgate.api.admin import MAX_CLOSURES, opened
+from headgate.api.slots import OPENED, known_closures, shown_closures
 from headgate.core.task_view import closure_body
 from headgate.dashboard.lists import CLOSURES
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route

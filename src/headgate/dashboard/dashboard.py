@@ -32,6 +32,7 @@ from headgate.core.text import Steps, ago, coming, relative
 from headgate.dashboard import (
     audit,
     budgets,
+    calls,
     closures,
     formats,
     live,
@@ -86,6 +87,7 @@ ROUTES: tuple[PageRoute, ...] = (
     *overview.ROUTES,
     *tasks.ROUTES,
     *task.ROUTES,
+    *calls.ROUTES,
     *projects.ROUTES,
     *budgets.ROUTES,
     *slots.ROUTES,

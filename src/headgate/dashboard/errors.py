@@ -30,14 +30,14 @@ _ADVICE = {
     409: "Load the page again to see how things stand now.",
     410: "What a deleted task used is still in the usage and the budgets.",
     429: "Wait a moment, then try again.",
-    500: "This is a fault of the service. Its log has the details under the id below; please report"
+    500: "This is a fault in the service. Its log has the details under the id below; please report"
     " it.",
-    503: "The service tries again by itself, and this page comes back when it can be shown;"
-    " headgate doctor says more.",
+    503: "The service retries by itself, and this page comes back when it can;"
+    " run headgate doctor for details.",
 }
-_ACTION_ADVICE = {503: "The command headgate doctor says what is in the way."}
+_ACTION_ADVICE = {503: "Run headgate doctor for the cause."}
 _NOT_CONFIRMED = (
-    "It was not confirmed that anything was done. Look at how things stand, then send the form"
+    "Headgate cannot confirm that anything was done. Check the present state, then send the form"
     " again."
 )
 _LATER = "; try again later"
@@ -47,7 +47,7 @@ _LEDGER_AWAY = "The budget ledger cannot be asked now"
 _LEDGER_ADVICE = (
     "Until it answers, no money is granted. The service asks it again by itself; see that the"
     " server under ledger.url in the settings runs, and that this node reaches it. The log has what"
-    " is in the way, and headgate doctor says more."
+    " is in the way, and run headgate doctor for details."
 )
 
 

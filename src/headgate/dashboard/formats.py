@@ -80,12 +80,12 @@ FILTERS = {
 # words.
 
 BOOKINGS = {
-    "reserve": "held",
+    "reserve": "reserved",
     "dispatched": "started",
-    "extend": "held for longer",
+    "extend": "extended",
     "commit": "booked",
-    "release": "given back",
-    "expire": "ran out",
+    "release": "released",
+    "expire": "expired",
     "adjust": "adjusted",
     "accept": "accepted",
     "reject": "rejected",
@@ -103,38 +103,38 @@ LIMITS = {
 LOG_PHASES = {"request": "sent", "response": "answer", "event": "", "error": "error"}
 
 LOG_ACTIONS = {
-    "initial-quota-poll": "first reading of the quota",
-    "background-quota-poll": "reading of the quota",
-    "wake-precheck": "reading before a wake",
-    "manual-precheck": "reading before a wake by hand",
-    "scheduled-wake": "a wake that was due",
-    "initial-wake": "the first wake",
-    "manual-wake": "a wake by hand",
-    "forced-wake-retry": "the wake once more",
-    "key-replaced": "the key was replaced",
-    "key-unreadable": "the key cannot be read",
-    "slot-from-nothing": "nothing was known of the slot",
+    "initial-quota-poll": "first quota poll",
+    "background-quota-poll": "quota poll",
+    "wake-precheck": "poll before a wake",
+    "manual-precheck": "poll before a manual wake",
+    "scheduled-wake": "scheduled wake",
+    "initial-wake": "first wake",
+    "manual-wake": "manual wake",
+    "forced-wake-retry": "repeated wake",
+    "key-replaced": "key replaced",
+    "key-unreadable": "key cannot be read",
+    "slot-from-nothing": "no earlier state of the slot",
     "slot-enabled": "enabled",
     "slot-disabled": "disabled",
-    "slot-auto-disabled": "disabled by itself",
-    "wake-condition-met": "a wake is due",
-    "wake-skipped": "no wake was needed",
-    "wake-missed": "a wake was missed",
-    "wake-shared": "the wake of another slot serves it",
-    "wake-unsent": "a wake was not sent",
-    "wake-sent": "a wake was sent",
-    "wake-window-closed": "the wake was not confirmed in time",
-    "wake-scheduler.started": "wakes are watched",
-    "wake-scheduler.config-changed": "wakes go by new settings",
-    "quota-observed": "traffic told the quota",
-    "quota-poller.started": "the quota is read from now on",
-    "quota-poller.config-changed": "readings go by new settings",
-    "quota-poller.stale-answer": "an answer came too late",
-    "quota-poller.recovered": "readings work again",
-    "quota-poller.wake-confirmed": "the wake was confirmed",
-    "quota-poller.wake-unconfirmed": "the wake is not confirmed yet",
+    "slot-auto-disabled": "disabled automatically",
+    "wake-condition-met": "wake due",
+    "wake-skipped": "wake not needed",
+    "wake-missed": "wake missed",
+    "wake-shared": "another slot wakes it",
+    "wake-unsent": "wake not sent",
+    "wake-sent": "wake sent",
+    "wake-window-closed": "wake not confirmed in time",
+    "wake-scheduler.started": "wake scheduler started",
+    "wake-scheduler.config-changed": "wake scheduler uses new settings",
+    "quota-observed": "quota read from traffic",
+    "quota-poller.started": "quota poller started",
+    "quota-poller.config-changed": "quota poller uses new settings",
+    "quota-poller.stale-answer": "answer came too late",
+    "quota-poller.recovered": "polls work again",
+    "quota-poller.wake-confirmed": "wake confirmed",
+    "quota-poller.wake-unconfirmed": "wake not confirmed yet",
     "quota-poller.paused": "the provider asked for a pause",
-    "quota-poller.backoff": "readings come less often",
+    "quota-poller.backoff": "polls less often",
 }
 
 
@@ -216,7 +216,7 @@ def next_wake_words(slot: SlotBody) -> str:
     if slot.next_wake is not None:
         return slot.next_wake.text
     if not slot.wake_modes:
-        return "never: nothing is set that wakes it"
+        return "never: no wake mode is set"
     if not slot.wakes_enabled:
         return f"none: {slot.disabled_reason or 'it is disabled'}"
     return "not known yet"

@@ -54,6 +54,17 @@ FILTER_FIELDS = {
     "since": "Submitted since (UTC)",
     "until": "Submitted before (UTC)",
 }
+CALL_FIELDS = {
+    "project": "Project",
+    "agent": "Agent",
+    "model": "Model",
+    "state": "State",
+    "upstream": "Upstream",
+    "slot": "Slot",
+    "task": "Task",
+    "since": "Arrived since (UTC)",
+    "until": "Arrived before (UTC)",
+}
 WEBHOOK_FIELDS = {"state": "State", "task": "Task", "url": "Address"}
 SETTINGS_FIELDS = {"text": "Text", "section": "Section", "reset": "Override"}
 TOKEN_FIELDS = {
@@ -217,7 +228,7 @@ ONCE_FIELD = "once"
 MAX_KEPT = 1_000
 KEPT_SECONDS = 3_600.0
 
-_SHOWN = "this form was sent before, and what it made was shown then; look for it in the list."
+_SHOWN = "this form was sent before. Look for its result in the list."
 
 Deed = Callable[[], Awaitable[Done | Page]]
 Doing = asyncio.Task[Done | Page]

@@ -47,9 +47,10 @@ _BEGINNING = b"retry: 2000\n\n"
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream has told of: the place in the feed, the slots, the switches."""
+    """What a stream has told of: the place in the feed, the calls, the slots, the switches."""
 
     tasks: object = None
+    calls: object = None
     slots: object = None
     rules: object = None
 
@@ -113,9 +114,18 @@ def look(view: View) -> Seen:
         tasks = None
     return Seen(
         tasks=tasks,
+        calls=_calls(view),
         slots=tuple(status.row for status in api.slots.statuses()),
         rules=(api.is_paused, id(api.config.settings), api.engine.health().problem),
     )
+
+
+def _calls(view: View) -> object:
+    """Return what is another number whenever a call comes, starts or ends."""
+    engine = view.api.engine
+    state = engine.dispatcher.dispatch_state
+    live = 0 if engine.calls is None else len(engine.calls)
+    return live, view.api.metrics.calls.ended, 0 if state is None else state.waiting_calls
 
 
 def changes(before: Seen, after: Seen) -> list[str]:

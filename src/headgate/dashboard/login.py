@@ -33,8 +33,8 @@ UNAUTHORIZED = 401
 TOO_MANY = 429
 
 _TOO_MANY_TRIES = (
-    "Too many wrong tokens came from your address, which others may share. What is wrong with yours"
-    " is told again in a minute; a right one is let in at once."
+    "Too many wrong tokens came from your address, which others may share. In a minute Headgate"
+    " says again what is wrong with yours. A valid token works at once."
 )
 
 

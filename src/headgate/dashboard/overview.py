@@ -36,6 +36,7 @@ from headgate.core.money import MICRO_PER_USD
 from headgate.core.slots.status import SlotBody
 from headgate.core.text import Steps, usd
 from headgate.dashboard.budgets import BudgetBar, bars_of, claimed_words, state_of
+from headgate.dashboard.calls import standing
 from headgate.dashboard.formats import SlotBar, bar_of, capital
 from headgate.dashboard.lists import CLOSURES, may_open, project_href, scope_href, slot_href
 from headgate.dashboard.page import (
@@ -219,8 +220,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 WEBHOOKS_UNKNOWN = Notice(
     tone="warning",
-    title="Whether webhooks were given up is not known now",
-    text="The store has not answered in time; this page asks again by itself.",
+    title="The state of webhooks is unknown now",
+    text="The store did not answer in time. This page asks again by itself.",
     href="/ui/webhooks?state=dead",
 )
 
@@ -239,13 +240,13 @@ def of_health(parts: Mapping[str, str], problem: str) -> Iterator[Notice]:
         yield Notice(tone="bad", title=title, text=f"{capital(words)}.")
     if problem and problem not in failing.values():
         text = f"{capital(problem)}."
-        yield Notice(tone="bad", title="This node does not take or run tasks now", text=text)
+        yield Notice(tone="bad", title="This node does not accept or run tasks now", text=text)
 
 
 def of_switches(is_paused: bool, projects: Mapping[str, ProjectSettings]) -> Iterator[Notice]:  # noqa: FBT001
     """Yield what somebody has paused and may have forgotten."""
     if is_paused:
-        text = "Nothing new is started until somebody resumes it."
+        text = "No task starts until somebody resumes."
         yield Notice(tone="bad", title="Everything is paused", text=text, href="/ui/projects")
     for name, project in projects.items():
         words = _HELD_STATUSES.get(project.status.value)
@@ -272,7 +273,7 @@ def of_budgets(status: ScopeStatus) -> Steps[list[Notice]]:
     summary = Notice(
         tone=more[0].tone,
         title=f"{len(more)} more {'budget is' if len(more) == 1 else 'budgets are'} used up",
-        text="Or nearly so, or has claims to decide: the page of budgets has them all.",
+        text="Or nearly used up, or with claims to decide. The page Budgets shows all of them.",
         href="/ui/budgets",
     )
     return [*found[:MAX_BUDGETS], summary]
@@ -289,14 +290,14 @@ def _of_budget(status: ScopeStatus) -> Iterator[Notice]:
             text=f"{'is used up' if is_full else 'is nearly used up'}: {left_text(status)}.",
             href=scope_href(status.scope),
             until=status.resets_at,
-            until_word="Next frees room",
+            until_word="More room",
         )
     if words := claimed_words(status):
         yield Notice(
             tone="warning",
             title="The budget of" if status.scope else f"The budget of {ROOT_WORDS}",
             name=status.scope,
-            text=f"has {words} claimed beyond a limit: an operator accepts or rejects it.",
+            text=f"has {words} claimed beyond a limit: an operator must accept or reject it.",
             href=scope_href(status.scope),
         )
 
@@ -337,7 +338,7 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
 def _awaited(slot: SlotBody) -> str:
     """Return what the tasks of a slot that is used up wait for."""
     if slot.resets_at is not None and slot.wait_until is None:
-        return "its window ended, and a reading has to confirm it"
+        return "its window ended, and the next poll must confirm it"
     return "its tasks wait for the next window"
 
 
@@ -352,7 +353,7 @@ def of_unpriced(models: Iterable[UnpricedModel]) -> Iterator[Notice]:
     """Yield the models that were used without a price: budgets know only what was reserved."""
     for one in models:
         lines = capital(price_advice(one.model))
-        text = f"has no price: for {one.tokens:,} tokens what was reserved was booked. {lines}."
+        text = f"{one.problem}. {lines}."
         yield Notice(tone="warning", title="Model", name=one.model, text=text, href="/ui/budgets")
 
 
@@ -369,9 +370,9 @@ def of_webhooks(dead: int, *, is_more: bool) -> Iterator[Notice]:
     if dead:
         number = f"{dead} or more" if is_more else str(dead)
         word = "webhook was" if dead == 1 and not is_more else "webhooks were"
-        text = "No receiver took them, and they are not tried again by themselves."
+        text = "Their receivers did not accept them. Headgate does not retry them."
         if dead == 1 and not is_more:
-            text = "Its receiver did not take it, and it is not tried again by itself."
+            text = "Its receiver did not accept it. Headgate does not retry it."
         yield Notice(
             tone="warning",
             title=f"{number} {word} given up since yesterday",
@@ -389,8 +390,8 @@ MAX_REASONS = 3
 ANSWER_SECONDS = 3.0
 """How long each part is waited for; the page itself has a little more."""
 
-UNKNOWN = "not known while the store is away"
-NO_LEDGER = "not known while the ledger does not answer"
+UNKNOWN = "unknown while the store is unreachable"
+NO_LEDGER = "unknown while the ledger does not answer"
 
 Result = TypeVar("Result")
 
@@ -451,9 +452,10 @@ async def show(view: View, _: str) -> Page:
         "stats": stats,
         "present": _present(view, stats),
         "limits": view.api.limits,
+        **_calls(view),
         "unknown": UNKNOWN if stats is None else "",
         "no_budget": _why_no_budget(parts),
-        "is_fresh": stats is not None and not stats.metrics.tasks_submitted,
+        "is_fresh": _is_fresh(view, stats),
         "address": view.address,
         "may_open": partial(may_open, view),
         "notices": notices,
@@ -469,6 +471,25 @@ async def show(view: View, _: str) -> Page:
         **_meters(view, slots),
     }
     return Page(template="overview.html", title="Overview", context=context)
+
+
+def _is_fresh(view: View, stats: StatsBody | None) -> bool:
+    if stats is None or stats.metrics.tasks_submitted:
+        return False
+    return not view.api.engine.calls and not view.api.metrics.calls.ended
+
+
+def _calls(view: View) -> dict[str, Any]:
+    """Return how many calls wait and run, and what those cost that ended at this node today."""
+    spent, caller = None, view.caller
+    # What others of its project spend is nothing for whoever acts for one agent.
+    if caller.agent_id is None:
+        spent = view.api.metrics.calls.today_micro_usd(view.now, caller.project_id)
+    return {
+        "has_calls": view.api.engine.calls is not None,
+        "calls": standing(view),
+        "calls_micro_usd": spent,
+    }
 
 
 def _meters(view: View, slots: list[SlotBody]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from headgate.config.settings import DashboardMode
 from headgate.errors import StoreUnavailableError
 from headgate.storage.tokens import Permission
 
-NO_ANSWER = "the store has not answered in time"
+NO_ANSWER = "the store did not answer in time"
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):

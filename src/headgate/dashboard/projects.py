@@ -147,7 +147,7 @@ async def reset_project(view: View, name: str, form: Form) -> Done:
     async def reset() -> str:
         fields = _found(await _projects(view), name).overridden
         await patch(view.api, view.request, "projects", name, ProjectPatchBody(reset=fields))
-        return f"project {name} is as the file says again"
+        return f"project {name} has the values of the file again"
 
     return await changed_or_said(_back(form, project_href(name)), reset)
 
@@ -179,7 +179,7 @@ async def reset_agent(view: View, name: str, form: Form) -> Done:
         agents = {one.id: one for one in await agent_bodies(view.api)}
         fields = agents[name].overridden if name in agents else []
         await patch(view.api, view.request, "agents", name, AgentPatchBody(reset=fields))
-        return f"agent {name} is as the file says again"
+        return f"agent {name} has the values of the file again"
 
     return await changed_or_said(_back(form, PROJECTS), reset)
 
@@ -187,13 +187,13 @@ async def reset_agent(view: View, name: str, form: Form) -> Done:
 async def pause_all(view: View, _: str, form: Form) -> Done:
     """Start nothing new."""
     await view.api.config.pause(actor_of(view.request), is_paused=True)
-    return Done(to=_back(form, PROJECTS), said="everything is paused; what runs goes on.")
+    return Done(to=_back(form, PROJECTS), said="everything is paused; running tasks continue.")
 
 
 async def resume_all(view: View, _: str, form: Form) -> Done:
     """Start tasks again."""
     await view.api.config.pause(actor_of(view.request), is_paused=False)
-    return Done(to=_back(form, PROJECTS), said="tasks are started again.")
+    return Done(to=_back(form, PROJECTS), said="tasks start again.")
 
 
 def project_fields(project: ProjectBody) -> dict[str, str]:
@@ -298,11 +298,11 @@ def _back(form: Form, otherwise: str) -> str:
     return to if is_own else otherwise
 
 
-_STAYS = "stays as it is: nothing else was asked for"
+_STAYS = "did not change: the form had the present values"
 _STATUS_WORDS = {
-    "active": "is active: its tasks are started again",
-    "paused": "is paused: its tasks wait, what runs goes on",
-    "draining": "drains: it takes no new tasks, and those that it has are done",
+    "active": "is active: its tasks start again",
+    "paused": "is paused: its tasks wait, and running ones continue",
+    "draining": "drains: it takes no new tasks, and its queued tasks still run",
     "archived": "is archived: its tasks wait",
 }
 

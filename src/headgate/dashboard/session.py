@@ -154,7 +154,9 @@ _NO_PAGES = ("/ui/logout", "/ui/theme")
 _OWN_PAGES = (b"", b"same-origin", b"none")
 _FORM_TYPE = b"application/x-www-form-urlencoded"
 _TOO_LARGE = f"the form has more than {MAX_FORM_BYTES // 1024} KiB; shorten what you entered"
-_STALE_FORM = "the form is too old, or cookies are blocked; load the page again and send it anew"
+_STALE_FORM = (
+    "the form is too old, or cookies are blocked; load the page again and send the form again"
+)
 
 
 async def authenticate(api: Api, request: Request, needs: Permission | None) -> Request:
@@ -205,7 +207,7 @@ async def known_visitor(api: Api, request: Request, *, may_ask: bool) -> Visitor
 async def token_problem(api: Api, request: Request, token: str) -> str:
     """Return why a token lets nobody in; empty if it does."""
     if not _is_header_text(token):
-        return "the token is not known here"
+        return "this service does not recognise that token"
     own = request.with_authorization(f"Bearer {token}".encode("ascii"))
     try:
         await api.auth.look_up(own, "read")
@@ -233,7 +235,7 @@ def _is_header_text(text: str) -> bool:
 async def read_form(request: Request) -> Form:
     """Return the fields of a form that one of our pages sent, or refuse it."""
     if request.header(b"sec-fetch-site") not in _OWN_PAGES:
-        raise ApiError("forbidden_origin", "forms are not taken from pages of other sites")
+        raise ApiError("forbidden_origin", "forms from other sites are refused")
     if request.header(b"content-type").partition(b";")[0].strip().lower() != _FORM_TYPE:
         raise ApiError("unsupported_media_type", f"send {_FORM_TYPE.decode()}")
     body = await request.json_body()

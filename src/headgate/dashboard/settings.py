@@ -174,12 +174,14 @@ async def reload(view: View, _: str, __: Form) -> Done:
     except ApiError as api_error:
         if api_error.body.code != "invalid_settings":
             raise
-        said = f"nothing has changed, because {api_error.body.error}."
+        said = f"nothing changed, because {api_error.body.error}."
         return Done(to=SETTINGS, said=said, is_error=True)
     changed, waiting = len(found.changed), len(found.needs_restart)
-    said = "the file was read; nothing in it has changed."
+    said = "Headgate read the file; no key changed."
     if changed or waiting:
-        said = f"the file was read; {_keys(changed)} changed, {_keys(waiting)} for a restart."
+        said = (
+            f"Headgate read the file; {_keys(changed)} changed, {_keys(waiting)} after a restart."
+        )
     if found.kept:
         said += f" A 0 keeps what was: {', '.join(found.kept)}. The next start refuses it."
     return Done(to=SETTINGS, said=said)
@@ -199,7 +201,7 @@ async def end_override(view: View, _: str, form: Form) -> Done:
 
     async def end() -> str:
         await patch(view.api, view.request, kind, form.get("name"), body)
-        return "what the file says holds again"
+        return "the value of the file applies again"
 
     return await changed_or_said(SETTINGS, end, SETTINGS_FIELDS)
 

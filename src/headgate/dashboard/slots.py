@@ -181,10 +181,10 @@ async def warm(view: View, name: str, _: Form) -> Done:
 
 def _said_of_wake(slot: SlotBody) -> str:
     if slot.wake_pending:
-        return "a wake was sent. The next readings tell whether the window is open; see below."
+        return "Headgate sent a wake. The next polls show whether the window is open; see below."
     if slot.state == "open":
-        return "a wake was sent, and the window is open."
-    return "the provider has not answered yet. What comes of it is told below."
+        return "Headgate sent a wake, and the window is open."
+    return "the provider has not answered yet. The result appears below."
 
 
 async def enable(view: View, name: str, _: Form) -> Done:
@@ -193,7 +193,7 @@ async def enable(view: View, name: str, _: Form) -> Done:
     if not slot.enabled:
         problem = f"the slot stays off: {slot.disabled_reason or 'see its settings'}."
         return Done(to=slot_href(name), said=problem, is_error=True)
-    return Done(to=slot_href(name), said="the slot is enabled, and its quota is read.")
+    return Done(to=slot_href(name), said="the slot is enabled, and Headgate reads its quota.")
 
 
 async def disable(view: View, name: str, _: Form) -> Done:

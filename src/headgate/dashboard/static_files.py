@@ -24,7 +24,8 @@ VENDORED = (
 )
 OWN = (
     *("headgate.css", "pages.css", "favicon.svg"),
-    *("live_stream.js", "live_regions.js", "outage.js", "charts.js", "countdown.js", "headgate.js"),
+    *("live_stream.js", "live_regions.js", "outage.js", "charts.js", "countdown.js", "times.js"),
+    "headgate.js",
 )
 
 PREFIX = "/ui/static/"

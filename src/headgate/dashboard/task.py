@@ -36,7 +36,7 @@ from headgate.dashboard.page import (
     response_route,
 )
 from headgate.dashboard.tasks import TASKS
-from headgate.errors import FAR, HeadgateError, StoreError, utc_time
+from headgate.errors import HeadgateError, StoreError, utc_time
 from headgate.redaction import hidden_address
 from headgate.storage.deliveries import Delivery, DeliveryState
 from headgate.storage.unit_of_work import message_id
@@ -81,11 +81,11 @@ def cost_rows(record: TaskRecord) -> list[CostRow]:
     if record.task.status in IN_FLIGHT:
         rows.append(CostRow(name="Reserved now", tokens=held[0], micro_usd=held[1]))
     elif record.is_terminal and any(held):
-        rows.append(CostRow(name="Was reserved", tokens=held[0], micro_usd=held[1]))
+        rows.append(CostRow(name="Reserved before", tokens=held[0], micro_usd=held[1]))
     rows += [*_reported(record), _booked(record)]
     if progress.assumed_tokens or progress.assumed_micro_usd:
         assumed = (progress.assumed_tokens, progress.assumed_micro_usd)
-        rows.append(CostRow(name="Of that assumed", tokens=assumed[0], micro_usd=assumed[1]))
+        rows.append(CostRow(name="Assumed part", tokens=assumed[0], micro_usd=assumed[1]))
     if progress.attempt > 1 and record.tokens is not None:
         last = (record.tokens, record.micro_usd or 0)
         rows.append(CostRow(name="The last attempt", tokens=last[0], micro_usd=last[1]))
@@ -258,17 +258,17 @@ async def why_view(view: View, task_id: str) -> WhyView:
         return WhyView(problem="the node that knows did not answer")
     slots = body.slots if body.slot is None else (body.slot,)
     return WhyView(
-        reasons=[_shown(view, one) for one in body.reasons[:MAX_REASONS]],
+        reasons=[shown_reason(view, one) for one in body.reasons[:MAX_REASONS]],
         more_reasons=max(0, len(body.reasons) - MAX_REASONS),
         slots=list(slots),
         holds=[f"It {one.text}" for one in body.would_hold],
     )
 
 
-def _reason_body(answer: msgspec.Struct | Response) -> WhyBody | None:
+def _reason_body(answer: WhyBody | Response) -> WhyBody | None:
     """Read what this node says, or another one on its behalf."""
     if not isinstance(answer, Response):
-        return msgspec.json.decode(msgspec.json.encode(answer), type=WhyBody)
+        return answer
     if answer.status != OK:
         return None
     try:
@@ -277,9 +277,9 @@ def _reason_body(answer: msgspec.Struct | Response) -> WhyBody | None:
         return None
 
 
-def _shown(view: View, reason: ReasonBody) -> ReasonShown:
+def shown_reason(view: View, reason: ReasonBody) -> ReasonShown:
     parents = reason.detail.get("parents")
-    until = None if reason.until is None or utc_time(reason.until) == FAR else reason.until
+    until = None if reason.until is None else reason.until.timestamp()
     return ReasonShown(
         message=capital(reason.message),
         until=until,
@@ -352,7 +352,7 @@ def _submitted(record: TaskRecord) -> TimelineStep:
     retry_of = record.submission.retry_of
     text = f"Number {record.position} in the queue of the service." if record.position else ""
     if retry_of:
-        text = f"{text} It does again what another task did.".strip()
+        text = f"{text} It is a retry of another task.".strip()
     tasks = (retry_of,) if retry_of else ()
     at = record.task.created_at
     return TimelineStep(at=at, state="queued", title="Submitted", text=text, tasks=tasks)
@@ -365,7 +365,7 @@ def _conditions(record: TaskRecord) -> list[TimelineStep]:
     left = record.progress.waiting_for
     state, text = "done", "All of them have ended."
     if left and record.is_terminal:
-        state, text = "cancelled", "It does not wait for them any more."
+        state, text = "cancelled", "It no longer waits for them."
     elif left:
         state, text = "queued", f"Not ended yet: {left}."
     title = "Depends on other tasks"
@@ -392,7 +392,7 @@ def _untold(record: TaskRecord, number: int) -> TimelineStep:
     )
     told = ", ".join(f"{times} {what}" for times, what in counts if times)
     title = "1 earlier attempt" if number == 1 else f"{number} earlier attempts"
-    text = "Their times are not kept." + (f" Of all attempts {told}." if told else "")
+    text = "Their times are not stored." + (f" Of all attempts {told}." if told else "")
     return TimelineStep(at=None, state="warning", title=title, text=text)
 
 
@@ -403,11 +403,11 @@ def _past(attempt: PastAttempt) -> list[TimelineStep]:
     began = TimelineStep(at=attempt.started_at, state="running", title=title, text=place)
     if attempt.started_at is None:
         # Its node did not come to it, so there is no time to tell.
-        title = f"Attempt {number} assigned, and not begun"
+        title = f"Attempt {number} assigned, not started"
         began = TimelineStep(at=None, state="assigned", title=title, text=place)
     said = [attempt.error.rstrip(".") + "."] if attempt.error else []
     text = " ".join([*said, *_booked_event(attempt)])
-    title = f"Attempt {number} ended, to be tried again"
+    title = f"Attempt {number} ended, will be retried"
     return [began, TimelineStep(at=attempt.ended_at, state="warning", title=title, text=text)]
 
 
@@ -429,7 +429,7 @@ def _latest(record: TaskRecord) -> TimelineStep:
     text = " ".join((place, *_grounds(record)))
     title, state = f"Attempt {progress.attempt} started", "running"
     if began is None:
-        title, state = f"Attempt {progress.attempt} assigned, and not begun", "assigned"
+        title, state = f"Attempt {progress.attempt} assigned, not started", "assigned"
     return TimelineStep(at=began, state=state, title=title, text=text)
 
 
@@ -466,7 +466,7 @@ def attempts_text(record: TaskRecord) -> str:
         return f"started; it is given up when {most} {'has' if most == 1 else 'have'} failed"
     if record.task.status is not TaskStatus.FAILED or not progress.attempt:
         return "started"
-    return f"started; not tried again: {_not_again(record)}"
+    return f"started; no retry: {_not_again(record)}"
 
 
 def _not_again(record: TaskRecord) -> str:
@@ -478,7 +478,7 @@ def _not_again(record: TaskRecord) -> str:
         return "its deadline has passed"
     if progress.losses + 1 >= MAX_LOSSES:
         return "its error says why"
-    return "an error like this one does not pass by itself"
+    return "this kind of error does not go away by itself"
 
 
 def _waiting(record: TaskRecord) -> list[TimelineStep]:
@@ -488,7 +488,7 @@ def _waiting(record: TaskRecord) -> list[TimelineStep]:
         title = "Next attempt, at the earliest" if progress.attempt else "May start"
         steps.append(TimelineStep(at=task.not_before, state="queued", title=title, is_to_come=True))
     if progress.cancel_requested and not record.is_terminal:
-        text = "Its executor was asked to stop."
+        text = "Headgate told its executor to stop."
         steps.append(TimelineStep(at=None, state="cancelled", title="To be cancelled", text=text))
     if task.deadline is not None and not record.is_terminal:
         title = "Deadline: it fails if it has not ended by then"
@@ -591,7 +591,7 @@ async def cancel(view: View, name: str, _: Form) -> Done:
         body = await cancelled(view.api, view.request, name)
     except (ApiError, HeadgateError) as error:
         return _not_done(to, error)
-    said = "the task is cancelled." if body.status == "cancelled" else "the task is asked to stop."
+    said = "the task is cancelled." if body.status == "cancelled" else "the task was told to stop."
     return Done(to=to, said=said)
 
 

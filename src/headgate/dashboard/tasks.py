@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from math import floor
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 import msgspec
@@ -98,7 +98,13 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked for, as it was written; times without a zone are UTC."""
+    """What is looked for, as it was written; times without a zone are UTC.
+
+    `PATH` is the page of the list, and `TEXTS` are the fields of its form beside the states.
+    """
+
+    PATH: ClassVar[str] = TASKS
+    TEXTS: ClassVar[tuple[str, ...]] = TEXTS
 
     states: tuple[str, ...] = ()
     texts: dict[str, str] = {}
@@ -122,8 +128,9 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
         """Return the filters as fields of a form, or of an address."""
         return [("state", state) for state in self.states] + list(self.texts.items())
 
-    def url(self, path: str = TASKS, **more: str) -> str:
+    def url(self, path: str = "", **more: str) -> str:
         """Return the address of these filters; `more` adds to them or replaces them."""
+        path = path or self.PATH
         pairs = [(name, value) for name, value in self.pairs() if name not in more]
         query = urlencode(pairs + [(name, value) for name, value in more.items() if value])
         return f"{path}?{query}" if query else path
@@ -131,7 +138,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
     def chips(self) -> list[Chip]:
         """Return every filter that is set, each with the way to take it away."""
         chips = [
-            Chip(label=STATE_LABEL, value=one, without=_without_state(self, one).url())
+            Chip(label=STATE_LABEL, value=one, without=self._without_state(one).url())
             for one in self.states
         ]
         for name, value in self.texts.items():
@@ -153,7 +160,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
     def query(self, view: View) -> TaskQuery:
         """Return the question for a page of what belongs to the visitor, or refuse it."""
-        given = {_API_NAMES.get(name, name): value for name, value in self._timed().items()}
+        given = {_API_NAMES.get(name, name): value for name, value in self.timed().items()}
         before = self.checked_before() or ""
         given |= {"state": ",".join(self.states), "cursor": before, "limit": str(PAGE_ROWS)}
         return view.caller.narrowed(read_query(given))
@@ -170,7 +177,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
         states = [state for state in self.states if state in names]
         if self.states and not states:
             raise ApiError("conflict", "no task in these states can be worked on")
-        timed = self._timed()
+        timed = self.timed()
         return TaskFilterBody(
             agent_id=timed.get("agent"),
             project_id=timed.get("project"),
@@ -185,13 +192,26 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
             text=timed.get("text"),
         )
 
-    def _timed(self) -> dict[str, str]:
+    def _without_state(self, state: str) -> Filters:
+        rest = tuple(one for one in self.states if one != state)
+        return msgspec.structs.replace(self, states=rest)
+
+    def timed(self) -> dict[str, str]:
+        """Return what the fields have in them, times as the API reads them."""
         times = {name: _zoned(name, self.texts[name]) for name in TIMES if self.text(name)}
         return {**self.texts, **times}
 
 
+Kind = TypeVar("Kind", bound=Filters)
+
+
 def read_filters(view: View) -> Filters:
     """Read the filters of an address."""
+    return filters_of(form_of(view))
+
+
+def form_of(view: View) -> Form:
+    """Return the fields of an address, as a form has them."""
     try:
         pairs = parse_qsl(view.request.query_string(), max_num_fields=MAX_FIELDS)
     except ValueError:
@@ -199,23 +219,23 @@ def read_filters(view: View) -> Filters:
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         fields.setdefault(name, []).append(value)
-    return filters_of(Form(fields))
+    return Form(fields)
 
 
 def filters_of(form: Form) -> Filters:
     """Read the filters of a form."""
+    return filled(Filters, form)
+
+
+def filled(kind: type[Kind], form: Form) -> Kind:
+    """Return filters of a kind, as a form has them."""
     states = [one.strip() for given in form.all("state") for one in given.split(",")]
-    return Filters(
+    return kind(
         states=tuple(dict.fromkeys(one for one in states if one)),
-        texts={name: form.get(name) for name in TEXTS if form.get(name)},
+        texts={name: form.get(name) for name in kind.TEXTS if form.get(name)},
         before=form.get("before"),
         via=tuple(one for one in form.get("via").split(",") if one)[-MAX_VIA:],
     )
-
-
-def _without_state(filters: Filters, state: str) -> Filters:
-    rest = tuple(one for one in filters.states if one != state)
-    return Filters(states=rest, texts=filters.texts)
 
 
 def _zoned(name: str, text: str) -> str:
@@ -258,10 +278,9 @@ COUNT_SECONDS = 0.12
 """How long tasks are counted before the page is shown; then there may be more."""
 
 _SAME_WORK = (
-    "Each becomes a new task with the same work, which costs what the work costs. The old ones "
-    "stay as they are."
+    "Each becomes a new task with the same work and its own cost. The old tasks stay as they are."
 )
-_NOT_COUNTED = "Look at the number first, then say so"
+_NOT_COUNTED = "Look at the number first, then confirm"
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,14 +331,14 @@ async def ask(work: Work, view: View, _: str) -> Page:
 def effect_of(work: Work, states: Sequence[TaskStatus]) -> str:
     """Say what is done to tasks in these states."""
     if work is RETRY:
-        return f"{_SAME_WORK} One that was tried again already is left out."
+        return f"{_SAME_WORK} Tasks that were retried already are left out."
     waits, runs = TaskStatus.QUEUED in states, any(one is not TaskStatus.QUEUED for one in states)
     done = {
-        (True, True): "What waits does not start, and what runs is asked to stop.",
-        (True, False): "What waits does not start.",
-        (False, True): "What runs is asked to stop.",
+        (True, True): "Waiting tasks do not start, and running ones are told to stop.",
+        (True, False): "Waiting tasks do not start.",
+        (False, True): "Running tasks are told to stop.",
     }
-    return f"{done[waits, runs]} This cannot be undone; a cancelled task can be tried again."
+    return f"{done[waits, runs]} You cannot undo this, but you can retry a cancelled task."
 
 
 def _figure(matched: int, states: Sequence[TaskStatus], *, is_all: bool) -> str:
@@ -353,7 +372,7 @@ async def act(work: Work, view: View, _: str, form: Form) -> Done:
         return Done(to=filters.url(), said=f"{error_text(error, FIELD_LABELS)}.", is_error=True)
     said = f"{work.done}: {_tasks(done)}."
     if skipped:
-        said += f" {_tasks(skipped)} had changed, or could not be taken."
+        said += f" {_tasks(skipped)} had changed or could not be handled."
     if not remaining:
         return Done(to=filters.url(), said=said)
     said += f" {_tasks(remaining)} more match; go on below."

@@ -86,7 +86,7 @@ def _wish(form: Form, now: float) -> NewTokenBody:
 
 def _expiry(days: str, now: float) -> datetime | None:
     if days not in LIFETIMES:
-        raise InvalidFieldError("expiresAt", "is none of those that are offered")
+        raise InvalidFieldError("expiresAt", "must be one of the choices")
     return None if not days else datetime.fromtimestamp(now, UTC) + timedelta(days=int(days))
 
 

@@ -35,7 +35,7 @@ WEBHOOKS = "/ui/webhooks"
 OK, BAD_REQUEST = 200, 400
 PAGE_ROWS = 50
 STATES = tuple((state.value, said(DELIVERIES, state.value)) for state in DeliveryState)
-HEAD = ("Webhook", "State", "Event", "Receiver", "Made", "Tries", "Last answer")
+HEAD = ("Webhook", "State", "Event", "Receiver", "Created", "Tries", "Last answer")
 FILTERS = ("state", "task", "cursor")
 
 
@@ -111,7 +111,7 @@ async def redeliver(view: View, name: str, _: Form) -> Done:
         if api_error.body.code != "conflict":
             raise
         return Done(to=to, said=f"{api_error.body.error}.", is_error=True)
-    return Done(to=to, said="the webhook is sent again, from its first try on.")
+    return Done(to=to, said="Headgate sends the webhook again, starting with the first try.")
 
 
 async def ping(view: View, _: str, form: Form) -> Done:
@@ -124,7 +124,7 @@ async def ping(view: View, _: str, form: Form) -> Done:
         return Done(to=WEBHOOKS, said=f"{error_text(api_error, WEBHOOK_FIELDS)}.", is_error=True)
     came = "" if answer.status is None else f" with {answer.status}"
     if answer.delivered:
-        return Done(to=WEBHOOKS, said=f"the receiver took the message{came}.")
+        return Done(to=WEBHOOKS, said=f"the receiver accepted the message{came}.")
     problem = f"the receiver {unheard_words(answer.error)}."
     return Done(to=WEBHOOKS, said=problem, is_error=True)
 
@@ -132,7 +132,7 @@ async def ping(view: View, _: str, form: Form) -> Done:
 async def rotate(view: View, _: str, __: Form) -> Done:
     """Make a new signing secret."""
     secrets: tuple[Secret, ...] = await rotated(view.api, view.request)
-    beside = f" {len(secrets) - 1} older sign too for now." if len(secrets) > 1 else ""
+    beside = f" {len(secrets) - 1} older ones also sign for now." if len(secrets) > 1 else ""
     said = f"there is a new signing secret; headgate webhooks secret prints it.{beside}"
     return Done(to=WEBHOOKS, said=said)
 

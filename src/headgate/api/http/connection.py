@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -88,6 +89,7 @@ class Exchange:
         "_body",
         "_date",
         "_gone",
+        "_gone_callback",
         "_is_chunked",
         "_is_head",
         "_start",
@@ -114,6 +116,19 @@ class Exchange:
         self._is_chunked = False
         self._start: dict[str, Any] | None = None
         self._gone: asyncio.Event | None = None
+        self._gone_callback: Callable[[], None] | None = None
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Have something called once when the client has gone, or is asked to go."""
+        if self.has_ended or self._wire.has_eof:
+            callback()
+        else:
+            self._gone_callback = callback
+
+    def _call_back(self) -> None:
+        callback, self._gone_callback = self._gone_callback, None
+        if callback is not None:
+            callback()
 
     async def receive(self) -> dict[str, Any]:
         """Give the body, and after that wait for the client to go away."""
@@ -128,18 +143,20 @@ class Exchange:
     @property
     def is_watching(self) -> bool:
         """Whether the application waits for the client to go away."""
-        return self._gone is not None
+        return self._gone is not None or self._gone_callback is not None
 
     def leave(self) -> None:
         """End a stream, as if the client had gone; any other answer goes on."""
         self._gone = self._gone or asyncio.Event()
         self._gone.set()
+        self._call_back()
 
     def drop(self) -> None:
         """Note that the client has gone; what is still sent goes nowhere."""
         self.has_ended = True
         if self._gone is not None:
             self._gone.set()
+        self._call_back()
 
     async def send(self, message: dict[str, Any]) -> None:
         """Take a part of the answer."""
@@ -157,6 +174,7 @@ class Exchange:
 
     def _end(self, body: bytes) -> None:
         self.has_ended = True
+        self._gone_callback = None
         if self.has_started:
             self._wire.write(self._piece(body) + (_LAST_CHUNK if self._is_chunked else b""))
         else:
@@ -243,6 +261,7 @@ def _split(url: bytes) -> tuple[bytes, bytes]:
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FRAMING_BYTES = 64 * 1024
 CHUNK_ALLOWANCE_BYTES = 32
+_NO_FRAMING_BYTES = min(MAX_HEAD_BYTES, MAX_FRAMING_BYTES)
 REQUEST_SECONDS = 30.0
 IDLE_SECONDS = 75.0
 LINGER_SECONDS = 2.0
@@ -288,6 +307,7 @@ class Connection(asyncio.Protocol):
         self._parts: list[bytes] = []
         self._body_bytes = 0
         self._length = 0
+        self._most_bytes = MAX_BODY_BYTES
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection; where there are too many, another may have to go."""
@@ -345,18 +365,15 @@ class Connection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         self._framing_bytes += len(data)
         try:
-            self._parse(data)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade:
+                self._pass_over_upgrade()
         except httptools.HttpParserError as error:
             _LOG.debug("a request could not be read", exc_info=error)
             self._refuse(unreadable(self._parser.get_http_version()))
         else:
             self._check_framing()
-
-    def _parse(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._pass_over_upgrade()
 
     def _pass_over_upgrade(self) -> None:
         """Read the same head again without the wish; the parser would not read its body."""
@@ -428,8 +445,9 @@ class Connection(asyncio.Protocol):
     def _take_head(self, head: Head) -> None:
         if head.has_body:
             self._length = head.length
-            if head.length > MAX_BODY_BYTES:
-                raise too_large()
+            self._most_bytes = self._shared.most_bytes(head.url)
+            if head.length > self._most_bytes:
+                raise too_large(self._most_bytes)
             if self._shared.check_head is not None:
                 caller = self._shared.check_head(head)
                 if caller is not None and not self._seat.is_known:
@@ -449,8 +467,8 @@ class Connection(asyncio.Protocol):
         self._body_bytes += len(body)
         self._parts.append(body)
         has_room = self._seat.hold(len(body))
-        if self._body_bytes > MAX_BODY_BYTES:
-            self._refuse(too_large())
+        if self._body_bytes > self._most_bytes:
+            self._refuse(too_large(self._most_bytes))
         elif not has_room:
             pool = self._shared.shares.bytes
             line = f"{pool.of(self._seat.holder.key):,} bytes of your requests and answers are held"
@@ -479,7 +497,14 @@ class Connection(asyncio.Protocol):
         keep_alive = version == "1.1" and self._parser.should_keep_alive() and not is_extra
         scope["headgate.seat"] = self._seat
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        return Exchange(self, scope, body, self._shared.date, keep_alive=keep_alive)
+        exchange = Exchange(self, scope, body, self._shared.date, keep_alive=keep_alive)
+        scope["headgate.when_gone"] = exchange.when_gone
+        scope["headgate.let_go"] = partial(self._let_go_of_body, exchange)
+        return exchange
+
+    def _let_go_of_body(self, exchange: Exchange) -> None:
+        size, exchange.size = exchange.size, 0
+        self._seat.let_go(size)
 
     def _run(self, exchange: Exchange) -> None:
         self._current = exchange
@@ -496,8 +521,11 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, exchange: Exchange) -> None:
         self._current = None
+        # What the scope can call has the exchange: each would keep the other until they are looked
+        # for, and to look for hundreds of thousands of objects costs a tenth of all time.
+        exchange.scope = {}
         self._seat.rest()
-        self._seat.let_go(exchange.size)
+        self._let_go_of_body(exchange)
         must_close = not (exchange.has_ended and exchange.keep_alive) or self._shared.is_draining
         if must_close or self._transport.is_closing():
             self._close()
@@ -557,6 +585,8 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _check_framing(self) -> None:
+        if self._framing_bytes <= _NO_FRAMING_BYTES:
+            return
         if self._is_in_head:
             code, what, limit = "head_too_large", "head has", MAX_HEAD_BYTES
         else:
@@ -607,18 +637,24 @@ class Connection(asyncio.Protocol):
 # All connections of a server: what they share, and how they end together.
 
 
+def _usual_bytes(_url: bytes) -> int:
+    return MAX_BODY_BYTES
+
+
 class Connections:
     """What the connections of one server share, and all that there are.
 
     An application may have a method `check_head`: it is given every head with a body to come, and
     may raise an `ApiError`, or return who sends it, where that is known at once. It may also have
-    `shares`, which it counts streams by.
+    `shares`, which it counts streams by, and `most_bytes`, which says how long the body of a
+    request to an address may be.
     """
 
     def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
         self.app = app
         self.check_head: Callable[[Head], Caller | None] | None = getattr(app, "check_head", None)
         self.shares: Shares = getattr(app, "shares", None) or Shares()
+        self.most_bytes: Callable[[bytes], int] = getattr(app, "most_bytes", None) or _usual_bytes
         self.open: set[Connection] = set()
         self.date = DateHeader()
         self.request_ids = request_ids()

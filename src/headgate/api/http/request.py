@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
@@ -181,6 +181,31 @@ class Request:
             raise too_large()
         return body
 
+    async def whole_body(self) -> bytes:
+        """Return the whole body, of any type; the connection has bounded it."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        body: bytes = message.get("body", b"")
+        return await self._rest_of_body(body) if message.get("more_body", False) else body
+
+    def all_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Return all headers, their names in lower case."""
+        headers: Sequence[tuple[bytes, bytes]] = self._scope["headers"]
+        return headers
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """Have something called once when the client has gone; never under another server."""
+        watch = self._scope.get("headgate.when_gone")
+        if watch is not None:
+            watch(callback)
+
+    def let_go_of_body(self) -> None:
+        """Count the body as not held any more, because it is kept elsewhere or not at all."""
+        let_go = self._scope.get("headgate.let_go")
+        if let_go is not None:
+            let_go()
+
     async def gone(self) -> None:
         """Wait until the client has closed the connection; what it still sends is not read."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -243,10 +268,10 @@ def _check_type(value: bytes) -> None:
         raise ApiError("unsupported_media_type", "send the body in UTF-8", closes=True)
 
 
-def too_large() -> ApiError:
+def too_large(most: int = MAX_BODY_BYTES) -> ApiError:
     """Return the answer to a body of more than the limit."""
     # The rest of the body is not read, so nothing after it could be understood.
-    message = f"the body has more than {MAX_BODY_BYTES} bytes"
+    message = f"the body has more than {most} bytes"
     return ApiError("body_too_large", message, closes=True)
 
 

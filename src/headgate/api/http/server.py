@@ -22,6 +22,7 @@ OPENING_SECONDS = 5.0
 """How long requests wait for what they need to be open; then they are told that it is not."""
 
 MAX_OPEN_FILES = 65_536
+MACOS_OPEN_FILES = 10_240
 """The limit on open files is raised to so many, where the system lets it."""
 
 LEAST_KEPT_FILES = 64
@@ -93,10 +94,14 @@ def raise_open_files() -> None:
     Many systems begin with a limit of 1,024, for the sake of programs that are older than `poll`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
-    if soft != resource.RLIM_INFINITY and soft < most:
+    # macOS calls its hard limit infinite and refuses more than a number of its own.
+    for wanted in (MAX_OPEN_FILES, MACOS_OPEN_FILES):
+        most = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
+        if soft == resource.RLIM_INFINITY or soft >= most:
+            return
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return
 
 
 def room_for_connections(open_files: int) -> int:
@@ -142,6 +147,7 @@ class RequestLog:
         self._app = app
         self.check_head = getattr(app, "check_head", None)
         self.shares = getattr(app, "shares", None)
+        self.most_bytes = getattr(app, "most_bytes", None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Have a request answered, and say how."""

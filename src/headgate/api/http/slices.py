@@ -11,10 +11,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from headgate.core.text import SLICE_SECONDS, Result, Steps
+from headgate.core.text import SLICE_SECONDS, Result, Steps, in_turns
 from headgate.storage.writer import asker
 
 Row = TypeVar("Row")
@@ -62,25 +62,11 @@ async def in_slices(steps: Steps[Result]) -> Result:
     large bodies hold the loop no longer than one does; and those of one caller keep another's
     waiting for one slice each time.
     """
-    is_over, result = _slice(steps)
-    if not is_over:
-        turns = _TURNS.setdefault(asyncio.get_running_loop(), _SliceTurns())
-        while not is_over:
-            await turns.next()
-            is_over, result = _slice(steps)
-    return cast("Result", result)
+    return await in_turns(steps, _next_turn, time.perf_counter, SLICE_SECONDS)
 
 
-def _slice(steps: Steps[Result]) -> tuple[bool, Result | None]:
-    """Work for a slice of time; tell whether it is done, and what came of it."""
-    began = time.perf_counter()
-    try:
-        next(steps)
-        while time.perf_counter() - began < SLICE_SECONDS:
-            next(steps)
-    except StopIteration as end:
-        return True, end.value
-    return False, None
+def _next_turn() -> asyncio.Future[None]:
+    return _TURNS.setdefault(asyncio.get_running_loop(), _SliceTurns()).next()
 
 
 async def mapped(rows: Iterable[Row], make: Callable[[Row], Result]) -> list[Result]:

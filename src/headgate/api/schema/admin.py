@@ -28,37 +28,47 @@ class ProjectBody(msgspec.Struct, kw_only=True, rename="camel"):
 
     id: str
     name: str
+    """A name for people."""
     credit_weight: float
+    """Its share relative to the others."""
     max_concurrent_agents: int | None
+    """How many of its tasks may be in flight."""
     budget_limit: int | None
+    """Tokens in the usage window."""
     status: ProjectStatusText
     queued: int
     inflight: int
     configured: bool
     overridden: list[str]
     target_share: float | None = None
+    """The share that it should have, as a part of 1."""
     actual_share: float | None = None
+    """The share that it has."""
     deficit: float | None = None
+    """The difference. More than 0 is owed work."""
     tokens: int | None = None
+    """Tokens that it used in the usage window."""
 
 
 class AgentBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """An agent as it is in force; one that is not `configured` came with its first task.
-
-    The one that is `builtIn` takes tasks that name no agent, while no declared agent accepts them.
-    """
+    """An agent as it is in force; one that is not `configured` came with its first task."""
 
     id: str
     type: str
+    """What rate limits count by."""
     capacity: int
+    """How many tasks it may have in flight."""
     accepts_open: bool
+    """Whether it takes tasks that name no agent."""
     status: StandingText
     queued: int
     inflight: int
     configured: bool
     overridden: list[str]
     built_in: bool = False
+    """True for the agent that takes tasks naming no agent, while no declared agent accepts them."""
     closures: list[ClosureBody] = []
+    """What keeps its tasks from starting."""
 
 
 class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -66,15 +76,20 @@ class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
 
     id: str
     kind: str
+    """What it is: `http`, `command`, `callable` or another kind."""
     status: StandingText
     default: bool
+    """Whether tasks that name no target go here."""
     slot: str | None
     provider: str | None
     headers: list[str]
+    """The names of its headers."""
     env: list[str]
+    """The names of its variables."""
     configured: bool
     overridden: list[str]
     closures: list[ClosureBody] = []
+    """What keeps its tasks from starting."""
 
 
 class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -86,12 +101,38 @@ class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
     window: str
     overridden: list[str]
     closures: list[ClosureBody] = []
+    """What keeps its tasks from starting."""
+
+
+class ModelBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """A model of the gateway: the upstream models it goes to, tried in order, and what it costs.
+
+    A name with `*` is a pattern. Without prices, none is known: a budget in dollars refuses it.
+    """
+
+    name: str
+    route: list[str]
+    """The upstream models it goes to, tried in order."""
+    is_alias: bool = False
+    """Whether `[models]` names it; otherwise it is a pattern of an upstream."""
+    input_usd_per_million: str | None = None
+    """Dollars for a million tokens of the prompt, if known."""
+    output_usd_per_million: str | None = None
+    """Dollars for a million tokens of the answer, if known."""
+
+
+class ModelListBody(msgspec.Struct, kw_only=True):
+    """The models that the settings name: aliases first, then the patterns of upstreams."""
+
+    models: list[ModelBody]
+    """Aliases first, then the patterns of upstreams."""
 
 
 class ClosureListBody(msgspec.Struct, kw_only=True):
     """Everything that keeps tasks from starting, by kind and name."""
 
     closures: list[ClosureBody]
+    """Everything that keeps tasks from starting, at most 1,000."""
     count: int
 
 
@@ -103,31 +144,37 @@ class OpenBody(msgspec.Struct, kw_only=True):
     """What is to be opened; the name of a budget is its scope, and empty that of the root."""
 
     kind: Openable
+    """`slot`, `target`, `agent` or `budget`."""
     name: str = ""
+    """Its name; for a budget the scope, empty for the root."""
 
 
 class ProjectListBody(msgspec.Struct, kw_only=True):
     """All projects, in the order of the file."""
 
     projects: list[ProjectBody]
+    """All projects, in the order of the file."""
 
 
 class AgentListBody(msgspec.Struct, kw_only=True):
     """The agents that are configured, or that have tasks now."""
 
     agents: list[AgentBody]
+    """The agents that are configured, or that have tasks now."""
 
 
 class TargetListBody(msgspec.Struct, kw_only=True):
     """All targets, in the order of the file."""
 
     targets: list[TargetBody]
+    """All targets, in the order of the file."""
 
 
 class BudgetListBody(msgspec.Struct, kw_only=True):
     """The budgets that are configured or were set here."""
 
     budgets: list[BudgetBody]
+    """The budgets that are configured or were set here."""
 
 
 class PatchBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -140,8 +187,11 @@ class ProjectPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="came
     """A change of a project."""
 
     credit_weight: float | UnsetType | None = UNSET
+    """Its share relative to the others."""
     max_concurrent_agents: int | UnsetType | None = UNSET
+    """How many of its tasks may be in flight."""
     budget_limit: int | UnsetType | None = UNSET
+    """Tokens in the usage window."""
     status: ProjectStatusText | UnsetType | None = UNSET
 
 
@@ -149,8 +199,11 @@ class AgentPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"
     """A change of an agent."""
 
     type: str | UnsetType | None = UNSET
+    """What rate limits count by."""
     capacity: int | UnsetType | None = UNSET
+    """How many tasks it may have in flight."""
     accepts_open: bool | UnsetType | None = UNSET
+    """Whether it takes tasks that name no agent."""
     status: StandingText | UnsetType | None = UNSET
 
 
@@ -172,140 +225,172 @@ class ChangeBody(msgspec.Struct, kw_only=True):
     """One key that changed."""
 
     key: str
+    """The key."""
     before: Any = msgspec.field(name="from", default=None)
+    """The value before."""
     after: Any = msgspec.field(name="to", default=None)
+    """The value now."""
 
 
 class ReloadBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What a reload changed, and what is written otherwise and waits for a restart.
-
-    `kept` are keys of the scheduler that a zero leaves as they were; the next start refuses it.
-    """
+    """What a reload changed, and what is written otherwise and waits for a restart."""
 
     changed: list[ChangeBody]
+    """The keys that changed. Secrets are hidden."""
     needs_restart: list[ChangeBody]
+    """Keys that wait for a restart."""
     kept: list[str] = []
+    """Keys that a 0 leaves as they were. The next start refuses it."""
 
 
 class LastReloadBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """When a node last read its settings again, for whom, and what that changed.
-
-    `problem` says why the file could not be used; then nothing has changed.
-    """
+    """When a node last read its settings again, for whom, and what that changed."""
 
     at: datetime
+    """When."""
     by: str
+    """Who asked for it."""
     changed: list[ChangeBody]
+    """What changed."""
     problem: str = ""
+    """Why the file could not be used."""
 
 
 class SettingBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """One value in force, and where it was read: a file, a variable, `option`, `default`.
-
-    What was changed beside the file is of the origin `override`.
-    """
+    """One value in force, and where it was read: a file, a variable, `option`, `default`."""
 
     key: str
+    """The key."""
     value: Any
+    """The value in force. Secrets are hidden."""
     origin: str
+    """Where it comes from: a file, a variable, `option`, `default` or `override`."""
 
 
 class OverrideBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """One key that was changed beside the file: to what, from what the file says, when, by whom.
-
-    `kind`, `name` and `field` are what a change that resets it names.
-    """
+    """One key that was changed beside the file: to what, from what the file says, when, by whom."""
 
     key: str
+    """The key."""
     kind: str
+    """The kind of thing."""
     name: str
+    """Its name."""
     field: str
+    """Its field."""
     value: Any
+    """The value in force."""
     file_value: Any
+    """What the file says."""
     at: datetime
+    """When it was changed."""
     by: str
+    """Who changed it."""
 
 
 class SettingsBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """The settings of a node as they are in force, and what became of the file.
-
-    `settings` is one page of them, of `matching` in all; `next_cursor` is there if there is a
-    further page. `needs_restart` is what the file says otherwise and does not hold yet.
-    """
+    """The settings of a node as they are in force, and what became of the file."""
 
     file: str | None = None
+    """The settings file."""
     settings: list[SettingBody]
+    """One page of settings."""
     matching: int
+    """How many settings match in all."""
     next_cursor: str | None = None
     overrides: list[OverrideBody]
+    """What was changed beside the file."""
     needs_restart: list[ChangeBody]
+    """What the file says otherwise and waits for a restart."""
     last_reload: LastReloadBody | None = None
+    """The last reload of this node since its start."""
 
 
 class SwitchBody(msgspec.Struct, kw_only=True):
     """Whether everything is paused."""
 
     paused: bool
+    """Whether everything is paused."""
 
 
 class TaskFilterBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """Which tasks are meant; without `confirm` they are only counted.
-
-    `scope` is a budget that they are charged to, or one around that. `label` is written as
-    `key=value`, or as `key` for any value. `limit` is how many are worked on
-    in one request.
-    """
+    """Which tasks are meant."""
 
     agent_id: str | None = None
     project_id: str | None = None
     state: list[str] = []
+    """A list of states. The default is what can be cancelled, or what did not succeed."""
     target: str | None = None
+    """Tasks for this target."""
     slot: str | None = None
     provider: str | None = None
     scope: str | None = None
+    """Tasks charged to this budget, or to one within it."""
     label: str | None = None
+    """Tasks with this label, as `key=value`, or as `key` for any value."""
     created_before: datetime | None = None
+    """Tasks submitted before then."""
     created_after: datetime | None = None
+    """Tasks submitted since then."""
     text: str | None = None
+    """Tasks with this text in the id, project, agent, action, labels or error."""
     confirm: bool = False
+    """Without it the tasks are only counted."""
     limit: int = 1000
+    """How many tasks one request works on, 1 to 10,000. The default is 1,000."""
 
 
 class BulkCancelBody(msgspec.Struct, kw_only=True):
     """What became of the tasks that matched; while `remaining` is not 0, ask again."""
 
     matched: int
+    """How many tasks matched."""
     cancelled: int = 0
+    """How many were cancelled or asked to stop."""
     skipped: int = 0
+    """How many had changed meanwhile."""
     remaining: int = 0
+    """How many are left. Send the same request again."""
 
 
 class BulkRetryBody(msgspec.Struct, kw_only=True):
     """What became of the tasks that matched; while `remaining` is not 0, ask again."""
 
     matched: int
+    """How many tasks matched."""
     retried: int = 0
+    """How many were submitted again."""
     skipped: int = 0
+    """How many had changed, or could not be taken."""
     remaining: int = 0
+    """How many are left. Send the same request again."""
 
 
 class AuditEntryBody(msgspec.Struct, kw_only=True, rename="camel"):
     """One change: who made it, what it was, and from what to what."""
 
     seq: int
+    """Its number."""
     at: datetime
+    """When."""
     actor: str
+    """Who: a token, `(file)` or `(signal)`."""
     token_id: str
     action: str
+    """What was done."""
     subject: str
+    """To what."""
     detail: Any
+    """The values before and after."""
     request_id: str
+    """The request."""
 
 
 class AuditListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """One page of changes, newest first; `next_cursor` is there if there is a further page."""
 
     entries: list[AuditEntryBody]
+    """The changes, newest first."""
     count: int
     next_cursor: str | None = None
 
@@ -314,44 +399,59 @@ class AuditListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="ca
 
 
 class LaneBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What one agent has in one project; the agent "" is the lane that any agent may take from.
-
-    `ready`, `oldest_wait_seconds` and `load` are known at the node that dispatches. A lane whose
-    tasks all wait for something else has no load.
-    """
+    """What one agent has in one project; the agent "" is the lane that any agent may take from."""
 
     project_id: str
     agent_id: str
+    """The agent. The empty one is the lane that any agent may take from."""
     queued: int
     inflight: int
     ready: int | None = None
+    """How many tasks wait for nothing but a permit. Only the node that dispatches knows it."""
     oldest_wait_seconds: float | None = None
+    """How long the first task has waited, at the node that dispatches."""
     load: float | None = None
+    """Its load among the lanes of its project, 0 to 1, at the node that dispatches. Left out if all
+    its tasks wait for something else."""
 
 
 class LaneListBody(msgspec.Struct, kw_only=True):
     """The lanes with work, the longest wait first; `count` is all that match, listed or not."""
 
     lanes: list[LaneBody]
+    """The lanes with work, the longest wait first, up to 1,000."""
     count: int
     strategy: str
+    """Which lane of a project goes first."""
 
 
 class JournalEntryBody(msgspec.Struct, kw_only=True, rename="camel"):
     """One change of the ledger: what it added to each of `scopes`; amounts may be negative."""
 
     at: datetime
+    """When."""
     reservation_id: str
+    """The reservation."""
     call: str
+    """`reserve`, `dispatched`, `commit`, `release`, `expire`, `adjust`, `accept` or `reject`."""
     scopes: list[str]
+    """The scopes that it changed."""
     spent_usd: str
+    """What it added to the dollars spent; may be negative."""
     reserved_usd: str
+    """What it added to the dollars reserved."""
     overrun_usd: str
+    """What it added to the overrun."""
     spent_tokens: int
+    """What it added to the tokens spent."""
     reserved_tokens: int
+    """What it added to the tokens reserved."""
     overrun_tokens: int
+    """What it added to the overrun in tokens."""
     unaccepted_usd: str
+    """What it added to the claims in dollars."""
     unaccepted_tokens: int
+    """What it added to the claims in tokens."""
 
 
 class JournalBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -359,6 +459,7 @@ class JournalBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="came
 
     scope: str
     entries: list[JournalEntryBody]
+    """The changes, newest first."""
     count: int
     next_cursor: str | None = None
 
@@ -372,37 +473,49 @@ class DeliveryTryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="
     """One try of a webhook, at the time at which it ended: a status, or why there is none."""
 
     at: datetime
+    """When it ended."""
     duration_ms: int
+    """How long it took."""
     status: int | None = None
+    """The status that came back."""
     error: str | None = None
+    """Why there is none."""
     answer: str | None = None
+    """The beginning of what the receiver said."""
 
 
 class DeliveryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One webhook: what it tells to whom, how often it was tried, and what came of the last try.
-
-    `due_at` is there while it is pending; while it is being sent, it is when that is given up.
-    `latest_tries`, the oldest first, are there where one webhook is asked for, and not in lists.
-    """
+    """One webhook: what it tells to whom, how often it was tried, and what came of the last try."""
 
     id: str
+    """The id of the message, which receivers see as `webhook-id`."""
     event: str
+    """What it is about."""
     state: Literal["pending", "delivered", "dead"]
+    """`pending`, `delivered` or `dead`."""
     url: str
+    """The address."""
     task_id: str | None = None
     tries: int
+    """How often it was tried."""
     created_at: datetime
     due_at: datetime | None = None
+    """When it is tried next, or when another node may try it."""
     ended_at: datetime | None = None
+    """When it was delivered or given up."""
     status: int | None = None
+    """The status of the latest try."""
     error: str | None = None
+    """Why the latest try failed."""
     latest_tries: tuple[DeliveryTryBody, ...] = ()
+    """Its latest 10 tries, oldest first. Lists leave them out."""
 
 
 class DeliveryListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """One page of webhooks; `next_cursor` is there if there is a further page."""
 
     webhooks: list[DeliveryBody]
+    """The webhooks, newest first."""
     count: int
     next_cursor: str | None = None
 
@@ -411,25 +524,32 @@ class PingBody(msgspec.Struct, kw_only=True, rename="camel"):
     """The address that is to get a message which says nothing."""
 
     url: str
+    """The address."""
 
 
 class PingedBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """What became of a ping: the status that came back, or why there is none."""
 
     delivered: bool
+    """Whether the receiver took it."""
     status: int | None = None
+    """The status that came back."""
     error: str | None = None
+    """Why there is none."""
 
 
 class SecretBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """A signing secret; one with `ends_at` was replaced and signs until then."""
 
     secret: str
+    """The secret."""
     created_at: datetime
     ends_at: datetime | None = None
+    """When it stops signing, if it was replaced."""
 
 
 class SecretListBody(msgspec.Struct, kw_only=True, rename="camel"):
     """The secrets that sign now, the newest first."""
 
     secrets: list[SecretBody]
+    """The secrets that sign now, the newest first."""

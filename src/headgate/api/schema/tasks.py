@@ -20,38 +20,48 @@ Details = dict[str, str | int | float | bool | None]
 
 
 class SubmittedBody(msgspec.Struct, omit_defaults=True, rename="camel"):
-    """The answer to a task that was taken; `warning` if it expires before what it waits for."""
+    """The answer to a task that was taken."""
 
     task_id: str
     state: TaskStatus
     position: int
+    """How many tasks wait, this one included."""
     created_at: datetime
     warning: str = ""
+    """What will go wrong: the task expires before what it waits for, or a budget is not defined."""
 
 
 class BatchEntryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """What became of one task of a batch; without `task_id` nothing was stored."""
 
     task_id: str | None = None
+    """The id of the task. Left out if nothing was stored."""
     state: TaskStatus | None = None
     position: int | None = None
     warning: str | None = None
+    """What will go wrong with the task."""
     code: str | None = None
+    """The code of the refusal."""
     error: str | None = None
+    """Why it was refused."""
     retryable: bool | None = None
+    """Whether it may be taken later."""
 
 
 class SubmittedBatchBody(msgspec.Struct):
     """The answer to a batch; `submitted` counts the tasks that were taken."""
 
     tasks: list[BatchEntryBody]
+    """An entry for each task, in their order."""
     submitted: int
+    """How many were taken."""
 
 
 class TaskListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """One page of tasks; `next_cursor` is there if there is a further page."""
 
     tasks: list[TaskSnapshot]
+    """The tasks, in the order asked for."""
     count: int
     next_cursor: str | None = None
 
@@ -60,21 +70,25 @@ class CancelledBody(msgspec.Struct, kw_only=True, rename="camel"):
     """The answer to a cancel: `cancelled`, or `cancelling` while the executor still stops."""
 
     status: str
+    """`cancelled`, or `cancelling` while the executor still stops."""
     task_id: str
 
 
 class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule that keeps a task waiting; `detail` has its fields, with its name as `reason`.
-
-    `warning` is there if the task expires before the rule lets it go.
-    """
+    """One rule that keeps a task waiting."""
 
     detail: dict[str, Any]
+    """The fields of the rule, with its name as `reason`."""
     message: str
-    until: float | None = None
+    """The rule in a sentence."""
+    until: datetime | None = None
+    """When it ends, if that is known."""
     held_by: tuple[str, ...] = ()
+    """Tasks that have what this one waits for."""
     held_by_others: int = 0
+    """How many more such tasks there are."""
     warning: str = ""
+    """That the task expires before the rule lets it go."""
 
 
 class SlotRoomBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -83,22 +97,24 @@ class SlotRoomBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     name: str
     provider: str | None = None
     percent_used: float | None = None
+    """How much of the quota is used."""
     resets_at: datetime | None = None
+    """When the window resets."""
 
 
 class WhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """Every rule that keeps a task waiting; a task that does not wait has none.
-
-    `slot` is the one that the task names or was given, `slots` those that it may be given.
-    `would_hold` is what its next attempt reserves.
-    """
+    """Every rule that keeps a task waiting; a task that does not wait has none."""
 
     task_id: str
     state: TaskStatus
     reasons: tuple[ReasonBody, ...]
+    """Every rule that keeps it waiting, the one that lasts longest first."""
     would_hold: tuple[HeldBody, ...] = ()
+    """What its next attempt reserves."""
     slot: SlotRoomBody | None = None
+    """The slot that it names or got."""
     slots: tuple[SlotRoomBody, ...] = ()
+    """The slots that it may get."""
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -134,78 +150,103 @@ class QueueBody(msgspec.Struct, kw_only=True, rename="camel"):
     """What waits and runs now; the agent "" has the tasks that any agent may take."""
 
     total_queued: int
+    """Tasks that wait."""
     total_inflight: int
+    """Tasks that are assigned or run."""
     agents: dict[str, AgentCountBody]
+    """Both counts for each agent that has any. The agent `""` has open tasks."""
 
 
 class AgentMetricsBody(msgspec.Struct, kw_only=True, rename="camel"):
     """What has happened to tasks, in all or of one agent."""
 
     tasks_submitted: int
+    """Tasks that were taken."""
     tasks_completed: int
+    """Tasks that succeeded."""
     tasks_failed: int
+    """Tasks that failed, expired ones included."""
     tasks_cancelled: int
+    """Tasks that were cancelled."""
     tasks_rejected: int
+    """Tasks that were refused."""
     tasks_expired: int
+    """Tasks whose deadline passed while they waited."""
     dispatch_count: int
+    """Attempts that were started."""
     avg_dispatch_latency_ms: float
+    """The mean time from submit to start, in milliseconds."""
 
 
 class MetricsBody(AgentMetricsBody, kw_only=True, rename="camel"):
     """What has happened since the store was created, with the agents that had work recently."""
 
     agents: dict[str, AgentMetricsBody]
+    """The same for each of the 200 busiest agents with recent work, and `other` for the rest."""
 
 
 class RecentBody(msgspec.Struct, kw_only=True, rename="camel"):
     """The starts of the last minutes, and how long they had waited since they could have come."""
 
     seconds: float
+    """The time that this counts, at most five minutes."""
     dispatch_count: int
+    """Attempts that were started in it."""
     average_wait_seconds: float | None = None
+    """How long they had waited on average since they could have started."""
 
 
 class StoreBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """What the store takes, and what is free for it, as far as that is known or bounded.
-
-    New work may take `room_bytes`; the rest of what is free is for ending and deleting tasks.
-    `problem` says why there is no room.
-    """
+    """What the store takes, and what is free for it, as far as that is known or bounded."""
 
     used_bytes: int
+    """What the store takes."""
     free_bytes: int | None = None
+    """What is free for it."""
     room_bytes: int | None = None
+    """What new work may take of that."""
     max_bytes: int | None = None
+    """Its limit, `max_store_bytes`."""
     problem: str | None = None
+    """Why it has no room."""
 
 
 class StatsBody(msgspec.Struct, kw_only=True):
-    """The answer of `/scheduler/stats`; only the node that dispatches knows `recent`.
-
-    How large the `store` is, is shown to tokens that are bound to nothing.
-    """
+    """The answer of `/scheduler/stats`."""
 
     queue: QueueBody
+    """What waits and runs now."""
     metrics: MetricsBody
+    """What has happened since the store was created."""
     config: LimitsBody
+    """The limits in force; the names are those of the settings."""
     paused: bool = False
+    """Whether everything is paused."""
+    closures: int | None = None
+    """How many closures keep tasks from starting. Only tokens that are bound to nothing see it."""
     recent: RecentBody | None = None
+    """The last five minutes. Only the node that dispatches knows them."""
     store: StoreBody | None = None
+    """How large the store is. Only tokens that are bound to nothing see it."""
 
 
 class ReadyBody(msgspec.Struct, kw_only=True):
-    """The answer of a node that is well: its parts are `ok`, each by itself.
-
-    One whose `status` is `degraded` works, but takes no new tasks; `store` says why.
-    """
+    """The answer of a node that is well: its parts are `ok`, each by itself."""
 
     status: str
+    """`ready`, or `degraded` if the node works but takes no new tasks."""
     role: str | msgspec.UnsetType = msgspec.UNSET
+    """`dispatcher` or `follower`."""
     paused: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether everything is paused."""
     store: str | msgspec.UnsetType = msgspec.UNSET
+    """`ok`, or what is wrong."""
     ledger: str | msgspec.UnsetType = msgspec.UNSET
+    """`ok`, or what is wrong."""
     dispatcher: str | msgspec.UnsetType = msgspec.UNSET
+    """`ok`, or what is wrong: it still reads the tasks, it fails, or no node dispatches."""
     descriptors: str | msgspec.UnsetType = msgspec.UNSET
+    """`ok`, or that no more files can be opened."""
 
 
 class ErrorBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -216,27 +257,44 @@ class ErrorBody(msgspec.Struct, kw_only=True, rename="camel"):
     """
 
     code: str
+    """For programs: one of the error codes."""
     error: str
+    """For people: what is wrong, in one line."""
     retryable: bool
+    """Whether the same request may be taken later."""
     details: Details = {}
+    """Facts about this case, such as the name of a `field`."""
     request_id: str = ""
+    """The `X-Request-Id` of the answer, which the log of the service has too."""
     task_id: str | msgspec.UnsetType = msgspec.UNSET
+    """The task that was refused and stored as rejected."""
     type: str = ""
+    """`urn:headgate:error:` and the code."""
     title: str = ""
+    """The meaning of the code."""
     status: int = 0
+    """The HTTP status."""
     detail: str = ""
+    """The text of `error`, and what to do."""
     instance: str = ""
+    """`urn:headgate:request:` and the request id."""
 
 
 class NewTokenBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """A token to create; without a time it does not expire."""
 
     name: str
+    """A name for people, 1 to 64 printable characters."""
     permissions: list[Permission]
+    """One or more of `submit`, `read`, `cancel` and `admin`."""
     expires_at: datetime | None = None
+    """When it ends. Without it the token does not expire."""
     agent_id: str | None = None
+    """The one agent that it is for."""
     project_id: str | None = None
+    """The one project that it is for."""
     least_priority: int | None = None
+    """The most urgent priority of its tasks. Lower goes first."""
 
 
 class TokenBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -244,24 +302,31 @@ class TokenBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"
 
     id: str
     name: str
+    """A name for people."""
     permissions: tuple[Permission, ...]
+    """What it allows."""
     state: Literal["good", "expired", "revoked"]
+    """`good`, `expired` or `revoked`."""
     created_at: datetime
     expires_at: datetime | None = None
+    """When it ends."""
     revoked_at: datetime | None = None
+    """When it was revoked."""
     agent_id: str | None = None
+    """The one agent that it is for."""
     project_id: str | None = None
+    """The one project that it is for."""
     least_priority: int | None = None
+    """The most urgent priority of its tasks."""
 
 
 class CreatedTokenBody(TokenBody, kw_only=True, omit_defaults=True, rename="camel"):
-    """A token that was made; its text is shown this once.
-
-    `note` says what its owner may not expect; most tokens have none.
-    """
+    """A token that was made; its text is shown this once."""
 
     token: str
+    """Its text, shown this once."""
     note: str = ""
+    """What its owner may not expect."""
 
 
 class TokenListBody(msgspec.Struct, kw_only=True):
@@ -292,12 +357,19 @@ class ReserveBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="came
     """An amount to hold in a scope, in its ancestors, and in the scopes `also` named."""
 
     id: str
+    """A name of your own, 1 to 128 printable characters, unique within the scope."""
     scope: str
+    """Where the amount is reserved, with all ancestors. Empty is the root."""
     usd: str | int | float = 0
+    """Dollars, as a text or a number. Exact to the micro-dollar; a smaller rest is rounded up."""
     tokens: int = 0
+    """A whole number of tokens."""
     also: list[str] = []
+    """Further scopes, with all their ancestors. Without `admin` at most 16."""
     lease_seconds: float = 60.0
+    """How long the reservation lasts from now on, up to 7 days."""
     dispatched: bool = False
+    """Whether the provider is called at once."""
 
 
 class ReservationNameBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -313,6 +385,7 @@ class ExtendBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel
     id: str
     scope: str
     lease_seconds: float = 60.0
+    """How long it lasts from now on, up to 7 days."""
 
 
 class CommitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -321,22 +394,26 @@ class CommitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel
     id: str
     scope: str
     usd: str | int | float = 0
+    """Dollars that the work has cost."""
     tokens: int = 0
+    """Tokens that the work has used."""
 
 
 class AdjustBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """What an operator does to one scope, and to no other, and why.
-
-    `adjust` adds to what is booked, or takes away what is negative. `accept` and `reject` decide
-    about what tenants claim; without amounts, about all of it.
-    """
+    """What an operator does to one scope, and to no other, and why."""
 
     id: str
+    """A name of your own. The same request again changes nothing more."""
     scope: str
     action: Literal["adjust", "accept", "reject"] = "adjust"
+    """`adjust` (the default), `accept` or `reject`."""
     usd: str | int | float | None = None
+    """For `adjust`: dollars to add, or to take away if negative. Otherwise how much of the claim,
+    and all of it without `usd` and `tokens`."""
     tokens: int | None = None
+    """The same in tokens."""
     reason: str
+    """Why, in 1 to 500 characters. The audit log keeps it."""
 
 
 class ReservationBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -346,9 +423,33 @@ class ReservationBody(msgspec.Struct, kw_only=True, rename="camel"):
     scope: str
     state: str
     is_live: bool
+    """Whether you may call the provider on it."""
     usd: str
     tokens: int
     lease_until: datetime
+    """When its lease ends."""
+
+
+class ReleaseBody(msgspec.Struct, kw_only=True):
+    """Why an operator gives the money of a reservation back."""
+
+    reason: str = ""
+    """Why; the audit log keeps it."""
+
+
+class LeaseBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """For how long from now on an operator keeps a reservation."""
+
+    lease_seconds: float
+    reason: str = ""
+    """Why; the audit log keeps it."""
+
+
+class ReleasedBody(msgspec.Struct, kw_only=True):
+    """A reservation that an operator has released; `id` is the one that the journal shows."""
+
+    id: str
+    state: Literal["released"] = "released"
 
 
 class SettledBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -360,77 +461,103 @@ class SettledBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """A scope with what it may use, and everything within it; what has no limit names none.
-
-    The burn rate is what it spent lately, scaled to an hour; `exhausted_at` is when the first of
-    its own limits is reached at that rate, if it is one to go by. `waiting` counts the tasks that
-    it has no room for. `unaccepted` is what tenants claim beyond their own limits; it does not
-    count until an operator accepts it.
-    """
+    """A scope with what it may use, and everything within it; what has no limit names none."""
 
     scope: str
     window: str
     spent_usd: str
+    """Dollars spent within what was reserved."""
     reserved_usd: str
+    """Dollars reserved now."""
     overrun_usd: str
+    """Dollars spent beyond what was reserved."""
     limit_usd: str | None = None
     remaining_usd: str | None = None
+    """The limit less all three."""
     spent_tokens: int
+    """Tokens spent within what was reserved."""
     reserved_tokens: int
+    """Tokens reserved now."""
     overrun_tokens: int
+    """Tokens spent beyond what was reserved."""
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
+    """The limit less all three."""
     unaccepted_usd: str | None = None
+    """Dollars that tenants claim beyond their own limits. They do not count until an operator
+    accepts them."""
     unaccepted_tokens: int = 0
+    """The same in tokens."""
     resets_at: datetime | None = None
+    """When the window next frees room."""
     burn_usd_per_hour: str | None = None
+    """Dollars spent lately, scaled to an hour."""
     burn_tokens_per_hour: int | None = None
+    """Tokens spent lately, scaled to an hour."""
     burn_measured_seconds: int | None = None
+    """The time that the rate was measured over: ten minutes of steady spending, or an hour."""
+    burn_is_steady: bool = False
+    """Whether spending goes on, so that `exhaustedAt` can be told."""
     exhausted_at: datetime | None = None
+    """When the first of its limits is reached at that rate. Left out if its window frees room
+    before, or spending is not steady."""
     waiting: int = 0
+    """How many tasks wait for it."""
     closures: list[ClosureBody] = []
+    """Why they wait, and since when."""
     is_truncated: bool = False
+    """Whether there are more than the 10,000 scopes that one answer has."""
     children: list[BudgetStatusBody] = []
+    """The same for each scope within it."""
 
 
 class UsageRowBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What the tasks of one project, agent, model or day have used, as `key` says.
-
-    The assumed amounts are the part of the others that nobody reported.
-    """
+    """What one project, agent, model, slot or day has used."""
 
     key: str
+    """The name of the project, agent, model or slot, or the day."""
     tasks: int
+    """Tasks that ended."""
     attempts: int
+    """Attempts that ended."""
+    calls: int = 0
+    """Calls through the gateway that no task made."""
     tokens: int
     usd: str
     assumed_tokens: int
+    """The part of the tokens that nobody reported."""
     assumed_usd: str
+    """The part of the dollars that nobody reported."""
 
 
 class UsageBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """What was used in a time, by project, agent, model or day, and in all."""
+    """What was used in a time, by project, agent, model, slot or day, and in all."""
 
     by: str
+    """What the rows are: `project`, `agent`, `model`, `slot` or `day`."""
     since: datetime
+    """From when."""
     until: datetime
+    """Until when."""
     rows: list[UsageRowBody]
+    """The rows: days in order, everything else by cost."""
     total: UsageRowBody
+    """All rows together."""
 
 
 class LearnedBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """What is known of the cost of a kind of work in one unit.
-
-    `usual` is what the share `quantile` of the answer does not exceed, `holds` what the next task
-    without an estimate reserves; neither is there before the first sample. `silent` is work that
-    succeeds and never reports this unit.
-    """
+    """What is known of the cost of a kind of work in one unit."""
 
     samples: int
+    """How many costs are known."""
     usual: float | None = None
+    """What the share `quantile` of them does not exceed."""
     largest: float | None = None
+    """The largest of them."""
     holds: float | None = None
+    """What the next task without an estimate reserves, where its budgets have room."""
     silent: bool = False
+    """True for work that succeeds and never reports this unit."""
 
 
 class KindBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -442,16 +569,25 @@ class KindBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
 
     project_id: str = ""
     target: str
+    """The target or model."""
     action: str = ""
+    """The action. Without one, all work of the target."""
     last_fed: datetime
+    """When the latest cost came."""
     usd: LearnedBody
+    """What is known of its dollars."""
     tokens: LearnedBody
+    """What is known of its tokens."""
 
 
 class EstimatesBody(msgspec.Struct, kw_only=True, rename="camel"):
     """What is known of the cost of work, the kinds that were fed last first."""
 
     quantile: float
+    """The quantile of the settings."""
     reserve: str
+    """`expected` or `strict`, as the settings say."""
     kinds: list[KindBody]
+    """What is known, the latest first."""
     is_truncated: bool = False
+    """Whether there are more than 500 kinds."""

@@ -7,6 +7,9 @@
   const PATIENCE_MS = 10000;
   const HEIGHT = 150;
   const LEAST_SECONDS = 300;
+  // The last time on the axis stands half beyond the end of the chart.
+  const SIDE_PADDING = 20;
+  const TOP_PADDING = 10;
   const CHARTS = {
     depth: [["queued", "queued", "--wait"], ["inflight", "in flight", "--run"]],
     ended: [["completed", "completed", "--good"], ["failed", "failed", "--bad"]],
@@ -41,6 +44,7 @@
   function options(name, place, isHidden) {
     const written = name === "wait" ? lasting : shown;
     const axis = {
+      gap: 5,
       stroke: colour("--soft"),
       grid: { stroke: colour("--line"), width: 1 },
       ticks: { stroke: colour("--line"), width: 1 },
@@ -49,6 +53,7 @@
     return {
       width: place.clientWidth,
       height: HEIGHT,
+      padding: [TOP_PADDING, SIDE_PADDING, 0, 0],
       cursor: { drag: { x: false, y: false } },
       legend: { live: true },
       scales: {
@@ -57,7 +62,7 @@
       },
       axes: [
         { ...axis, space: 70, values: (_, splits) => splits.map(clock) },
-        { ...axis, size: 60, values: (_, splits) => splits.map(written) },
+        { ...axis, size: labelWidth, values: (_, splits) => splits.map(written) },
       ],
       series: [
         { label: "at", value: (_, at) => clock(at) },
@@ -75,6 +80,16 @@
     };
   }
 
+  // An axis is as wide as its longest label, so that none is cut off.
+  function labelWidth(chart, labels, which, round) {
+    const axis = chart.axes[which];
+    // uPlot asks again while the chart settles; another answer each time would never end that.
+    if (round > 1) return axis._size;
+    chart.ctx.font = axis.font[0];
+    const widths = (labels || []).map((one) => chart.ctx.measureText(one).width);
+    return Math.ceil(axis.ticks.size + axis.gap + Math.max(0, ...widths) / devicePixelRatio);
+  }
+
   // A few figures of a fresh service stand at the right end, not all over the chart. The ends are
   // those of the figures: of a single one uPlot makes up another, far in the future.
   function span(times) {
@@ -84,7 +99,8 @@
 
   function clock(at) {
     if (at === null || at === undefined) return "–";
-    return new Date(at * 1000).toISOString().slice(11, 16);
+    const time = new Date(at * 1000);
+    return [time.getHours(), time.getMinutes()].map((one) => String(one).padStart(2, "0")).join(":");
   }
 
   function data(name) {
