@@ -34,6 +34,7 @@ from headgate.config import (
 from headgate.config.loading import Loaded, loaded_from
 from headgate.config.messages import key_path
 from headgate.config.reload import ConfigUpkeep, FileWatcher, LiveConfig
+from headgate.config.settings import upstream_target
 from headgate.config.slot_keys import SlotKeys, endpoint_of, read_key, slot_config
 from headgate.core.budgets.ledger import Ledger
 from headgate.core.dispatch_state import DispatchSettings
@@ -47,7 +48,7 @@ from headgate.engine.budget_alerts import (
     BudgetAlerts,
     LedgerAccounts,
 )
-from headgate.engine.engine import Engine, EngineSettings
+from headgate.engine.engine import CallParts, Engine, EngineSettings
 from headgate.engine.slots.slot import SlotSetup, SlotStatus
 from headgate.engine.slots.slot_log import LOG_FOLDER, SlotLog
 from headgate.engine.slots.slots import Slots
@@ -55,18 +56,29 @@ from headgate.engine.webhooks import Webhooks
 from headgate.errors import InvalidSettingError
 from headgate.executors.build import build_executors
 from headgate.executors.executor import Executor
-from headgate.executors.targets import Target, free_failures, free_targets, target_estimates
+from headgate.executors.targets import (
+    Target,
+    free_failures,
+    free_targets,
+    remote_targets,
+    target_estimates,
+)
 from headgate.executors.templates import VARIABLE, Environment, ObserveSlot
+from headgate.extras import naming_extras
+from headgate.gateway.gateway import Gateway
+from headgate.gateway.routing import Upstreams
 from headgate.metrics import Beside, ServiceMetrics
 from headgate.providers.endpoints import ProviderEndpoint
 from headgate.providers.http_headers import check_header_value
 from headgate.providers.prices import PriceList
 from headgate.providers.provider import Provider, build_provider
 from headgate.storage.audit import AuditLog
+from headgate.storage.call_rows import CallStore
 from headgate.storage.deliveries import Deliveries, DeliveryCounts
 from headgate.storage.maintenance import SqlAccounts
 from headgate.storage.slot_rows import SlotStore
 from headgate.storage.sql_store import SqlTaskStore, StoreLedger
+from headgate.storage.task_calls import TaskCallStore
 from headgate.storage.tokens import TokenStore
 from headgate.storage.usage import UsageReports
 from headgate.storage.writer import ChildStarter
@@ -88,6 +100,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     config: LiveConfig
     api: Api
+    gateway: Gateway | None = None
     telemetry: Telemetry | None = None
 
 
@@ -111,8 +124,9 @@ def build_service(
     slots = build_slots(settings, store, environ, data=data, is_shared=is_shared(settings))
     prices = PriceList(settings.price_overrides)
     assembly = ServiceParts(environ, telemetry, slot_keys, slots.slots.observe, prices)
-    executors = assembly.executors(settings.targets)
-    engine = Engine(store, executors, engine_settings(settings), ledger=ledger)
+    executors = assembly.executors(settings.all_targets)
+    call_parts = CallParts(StoreLedger(store), CallStore(store), TaskCallStore(store))
+    engine = Engine(store, executors, engine_settings(settings), ledger=ledger, calls=call_parts)
     if telemetry is not None:
         engine.workers.watch(telemetry.pulled)
     webhooks = attach_webhooks(
@@ -140,14 +154,48 @@ def build_service(
         webhooks=webhooks,
         telemetry=telemetry,
     )
-    return Service(engine=engine, settings=settings, config=config, api=api, telemetry=telemetry)
+    gateway = build_gateway(
+        api, settings, config, environ, slot_keys, observe_slot=slots.slots.observe
+    )
+    return Service(
+        engine=engine,
+        settings=settings,
+        config=config,
+        api=api,
+        gateway=gateway,
+        telemetry=telemetry,
+    )
 
 
 def build_app(service: Service) -> App:
     """Return the HTTP application of a service: the API, and the dashboard if it is on."""
     app = App(service.api)
+    if service.gateway is not None:
+        app.serve_gateway(service.gateway)
     attach_dashboard(app, service.settings.dashboard.mode)
     return app
+
+
+def build_gateway(
+    api: Api,
+    settings: Settings,
+    config: LiveConfig,
+    environ: Mapping[str, str],
+    slot_keys: SlotKeys,
+    *,
+    observe_slot: ObserveSlot,
+) -> Gateway | None:
+    """Return what answers in the protocols of providers; it follows the settings in force."""
+    calls = api.engine.calls
+    if calls is None:
+        return None
+    upstreams = Upstreams(settings, environ, slot_keys)
+    gateway = Gateway(api, calls, upstreams, settings, observe_slot=observe_slot)
+    calls.choose_key = gateway.sessions.choose
+    calls.tasks.offer = gateway.offer_to_tasks
+    calls.tasks.max_wait_seconds = lambda: gateway.settings.max_wait_seconds
+    config.listen(lambda settings, _is_paused: gateway.reconfigure(settings))
+    return gateway
 
 
 # The store and the ledger.
@@ -160,7 +208,8 @@ def build_store(
     url = settings.store.url
     scheme = "" if url is None else urlsplit(url).scheme
     if url is not None and scheme in POSTGRES_SCHEMES:
-        from headgate.storage.postgres import PostgresTaskStore  # noqa: PLC0415
+        with naming_extras("store.url"):
+            from headgate.storage.postgres import PostgresTaskStore  # noqa: PLC0415
 
         return PostgresTaskStore(url, keeps_ledger=keeps_ledger, starter=starter)
     if scheme == "memory":
@@ -313,6 +362,24 @@ def dispatch_settings(settings: Settings, *, is_paused: bool = False) -> Dispatc
         ),
         is_paused=is_paused,
         pull_targets=settings.pull_targets,
+        remote_targets=remote_targets(settings.targets),
+        is_shared_by_usd=scheduler.share_unit == "usd",
+        capped_agents=frozenset(
+            name for name, agent in settings.agents.items() if agent.capacity is not None
+        ),
+        upstream_permits={
+            upstream_target(name): one.max_inflight for name, one in settings.all_upstreams.items()
+        },
+        upstream_slots={
+            upstream_target(name): one.slots
+            for name, one in settings.all_upstreams.items()
+            if one.slots
+        },
+        slot_permits={
+            name: one.max_inflight
+            for name, one in settings.slots.items()
+            if one.max_inflight is not None
+        },
     )
 
 

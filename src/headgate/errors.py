@@ -116,6 +116,10 @@ class InvalidSettingError(InvalidFieldError):
             self.args = (f"{field}: {problem} ({source})",)
 
 
+class MissingPackageError(InvalidSettingError):
+    """A setting needs a package that is not installed."""
+
+
 class InvalidScopeError(InvalidFieldError):
     """A budget scope is not a path of `kind:name` parts."""
 
@@ -140,7 +144,7 @@ class SlotNotFoundError(CallerError):
     """No slot of this name is configured."""
 
     def __init__(self, name: str) -> None:
-        advice = "see `headgate slots status` for those that are"
+        advice = "see `headgate slot list` for those that are"
         super().__init__(f"there is no slot {name[:64]!r}; {advice}")
         self.name = name
 
@@ -272,17 +276,24 @@ class BudgetExceededError(LimitReachedError):
         return _outline(self.scope or "(root)", self._advice)
 
 
+_RAISE = "raise the limit"
 _LONGEST_EXCEEDED = 2_000
 _EXCEEDED = re.compile(r"Budget exceeded: .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
 
 
 def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
-    """Return the error of a task, without the figures of a budget that may not be read."""
+    """Return the error of a task for a tenant, without the figures of budgets it may not read."""
     # No line of ours is longer; the error of a task may quote whatever a process has printed.
     found = _EXCEEDED.fullmatch(error) if len(error) <= _LONGEST_EXCEEDED else None
-    if found is None or may_read("" if found[1] == "(root)" else found[1]):
+    if found is None:
         return error
-    return _outline(found[1], found[2])
+    may_read_it = may_read("" if found[1] == "(root)" else found[1])
+    return to_tenant(error if may_read_it else _outline(found[1], found[2]))
+
+
+def to_tenant(line: str) -> str:
+    """Return a line about a budget without room for whoever cannot change the limit."""
+    return line.replace(_RAISE, "ask an operator for a higher limit")
 
 
 def _outline(scope: str, advice: str) -> str:
@@ -310,10 +321,10 @@ def _exact(amount: int, unit: str) -> str:
 
 def _advice(resets_at: float | None, *, may_clear: bool) -> str:
     if not may_clear:
-        return "waiting does not help, raise the limit or ask for less"
+        return f"waiting does not help, {_RAISE} or ask for less"
     if resets_at is None:
-        return "reservations in flight may free room, try again later or raise the limit"
-    return f"room is freed at {utc_time(resets_at)}, wait for it or raise the limit"
+        return f"reservations in flight may free room, try again later or {_RAISE}"
+    return f"room is freed at {utc_time(resets_at)}, wait for it or {_RAISE}"
 
 
 class WindowOpenError(LimitReachedError):

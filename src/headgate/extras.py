@@ -1,4 +1,4 @@
-"""Packages that a bare install does not bring, and the extra that brings each.
+"""Packages that `pip install headgate` does not bring, and the extra that brings each.
 
 Rule: whoever lacks one is told what to install, in one line, wherever it is missed.
 """
@@ -8,21 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headgate.errors import InvalidSettingError
+from headgate.errors import MissingPackageError
 
-EXTRAS = {
-    "apsw": "server",
-    "httpcore2": "server",
-    "httptools": "server",
-    "httpx2": "client",
-    "jinja2": "server",
-    "psycopg": "postgres",
-    "redis": "redis",
-    "ssrfguard": "server",
-    "structlog": "server",
-    "textual": "top",
-    "yaml": "server",
-}
+EXTRAS = {"opentelemetry": "otel", "psycopg": "postgres", "ray": "ray", "redis": "redis"}
 
 
 @contextmanager
@@ -31,9 +19,17 @@ def naming_extras(asked_for: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        problem = missing_package(error)
+        if problem is None:
             raise
-        problem = f"needs the package {package}, which is not installed"
-        advice = f"run pip install 'headgate[{EXTRAS[package]}]'"
-        raise InvalidSettingError(asked_for, f"{problem}; {advice}") from None
+        raise MissingPackageError(asked_for, problem) from None
+
+
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """Return which package is not installed and what to run; None if it is one of our modules."""
+    package = (error.name or "").partition(".")[0]
+    if package in {"", "headgate"}:
+        return None
+    extra = EXTRAS.get(package)
+    wanted = "--force-reinstall headgate" if extra is None else f"'headgate[{extra}]'"
+    return f"needs the package {package}, which is not installed; run pip install {wanted}"

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, ProcessCollector
+from prometheus_client import REGISTRY, CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -31,10 +31,12 @@ from headgate.core.admission import QueueLimit
 from headgate.core.budgets.ledger import Account, Ledger, Refused, ReserveRequest
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
+from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import Waiting
 from headgate.core.estimates import SilentKind
 from headgate.core.events import EventKind
 from headgate.core.fair_share import shares
+from headgate.core.gates import GateClosure
 from headgate.core.money import MICRO_PER_USD, to_usd_float
 from headgate.core.retention import StoreSize
 from headgate.core.slots.slot import why_off
@@ -50,6 +52,346 @@ if TYPE_CHECKING:
     from headgate.engine.events import Happening
     from headgate.engine.slots.slot import LoopHealth, SlotStatus
 
+# Every metric that a node shows. What a fetch answers with is made from this list, and so are the
+# dashboard for Grafana and the rules for Prometheus that `headgate metrics` prints. Rule: what is
+# not in the list cannot be shown.
+
+
+class MetricInfo(NamedTuple):
+    """What a metric is called and what it says.
+
+    `across` makes one value of those of several nodes: `sum` where each node counts its own,
+    otherwise `max` or `min`, because each tells the same of the whole service.
+    """
+
+    name: str
+    text: str
+    labels: tuple[str, ...] = ()
+    kind: Literal["counter", "gauge", "histogram"] = "gauge"
+    across: Literal["max", "min", "sum"] = "max"
+
+
+class LaneMetric(NamedTuple):
+    """A metric that is shown in all, by agent and by project, and the field of a lane it sums."""
+
+    name: str
+    text: str
+    field: str
+    divisor: int = 1
+    kind: Literal["counter", "gauge"] = "counter"
+
+
+MS_PER_SECOND = 1_000
+
+LANE_METRICS = (
+    LaneMetric("tasks_submitted_total", "Tasks that were taken.", "submitted"),
+    LaneMetric("tasks_completed_total", "Tasks that succeeded.", "completed"),
+    LaneMetric("tasks_failed_total", "Tasks that failed, the expired ones included.", "failed"),
+    LaneMetric("tasks_cancelled_total", "Tasks that were cancelled.", "cancelled"),
+    LaneMetric(
+        "tasks_rejected_total",
+        "Tasks that were turned away, or that no budget has room for.",
+        "rejected",
+    ),
+    LaneMetric("tasks_expired_total", "Tasks whose deadline passed while they waited.", "expired"),
+    LaneMetric("dispatches_total", "Attempts that were started.", "started"),
+    LaneMetric(
+        "dispatch_latency_seconds_total",
+        "Seconds that attempts waited before they started; divided by the dispatches, the mean.",
+        "wait_ms",
+        divisor=MS_PER_SECOND,
+    ),
+    LaneMetric("tasks_queued", "Tasks that wait.", "queued", kind="gauge"),
+    LaneMetric("tasks_inflight", "Tasks that are assigned or run.", "inflight", kind="gauge"),
+)
+
+AMOUNTS = {
+    "spent": "that were spent in the window, without what went beyond its reservation.",
+    "reserved": "that are reserved.",
+    "overrun": "that were spent in the window beyond what was reserved for them.",
+    "unaccepted": "that tenants claim beyond their own limits, and that nobody has accepted.",
+}
+"""The amounts that every budget has, with what each says."""
+
+UNIT_WORDS = {"usd": "Dollars", "tokens": "Tokens"}
+
+CALL_LABELS = ("upstream", "model")
+CALL_TIMES = {
+    "wait": "How long calls waited for a permit, a key and money.",
+    "first_byte": "How long an upstream took from there until it began to answer.",
+    "added": "How long calls were in the gateway, without waiting and without the upstream.",
+}
+
+_OLDEST = "How long the oldest task has waited that waits neither for its time nor for a parent."
+
+
+def _lane_metrics() -> Iterator[MetricInfo]:
+    for metric in LANE_METRICS:
+        yield MetricInfo(f"headgate_{metric.name}", metric.text, kind=metric.kind)
+        for label in ("agent", "project"):
+            name = f"headgate_{label}_{metric.name}"
+            yield MetricInfo(name, metric.text, (label,), metric.kind)
+
+
+def _budget_metrics() -> Iterator[MetricInfo]:
+    for unit, word in UNIT_WORDS.items():
+        text = f"{word} that a budget has left; `other` is the least of the rest."
+        name = f"headgate_budget_remaining_{unit}"
+        yield MetricInfo(name, text, ("workflow", "scope"), across="min")
+        text = f"{word} that a budget may use in its window; missing where it has no such limit."
+        yield MetricInfo(f"headgate_budget_limit_{unit}", text, ("scope",))
+        for amount, text in AMOUNTS.items():
+            yield MetricInfo(f"headgate_budget_{amount}_{unit}", f"{word} {text}", ("scope",))
+
+
+_LIST = (
+    *_lane_metrics(),
+    MetricInfo(
+        "headgate_queue_rejections_total",
+        "Tasks that were turned away because as many waited as one limit allows: `global` is"
+        " max_queue_size, `project` queue_share, `agent` max_per_agent, `scheduled` max_scheduled,"
+        " `project_scheduled` and `project_store` the share of a project of that and of the store.",
+        ("limit",),
+        "counter",
+    ),
+    MetricInfo(
+        "headgate_task_wait_seconds",
+        "How long attempts waited that this node has dispatched.",
+        kind="histogram",
+        across="sum",
+    ),
+    MetricInfo(
+        "headgate_task_run_seconds",
+        "How long attempts ran that this node has dispatched, however they ended.",
+        kind="histogram",
+        across="sum",
+    ),
+    MetricInfo("headgate_oldest_queued_seconds", _OLDEST),
+    MetricInfo("headgate_project_oldest_queued_seconds", _OLDEST, ("project",)),
+    MetricInfo(
+        "headgate_closures",
+        "What is closed now and keeps tasks from starting: budgets (`scope`), slots, targets,"
+        " agents, upstreams and others. `cause` says who closed it: `budget`, `rate`, `provider`,"
+        " `target`, `worker`, `operator` or `settings`.",
+        ("kind", "cause"),
+    ),
+    MetricInfo(
+        "headgate_project_share_target",
+        "The share that a project should have, by its weight.",
+        ("project",),
+    ),
+    MetricInfo(
+        "headgate_project_share_actual",
+        "The share of the tokens in the usage window that a project has.",
+        ("project",),
+    ),
+    MetricInfo(
+        "headgate_spend_usd_total",
+        "Dollars that tasks have cost: `reported` by the target, `priced` by the price list, or"
+        " `assumed`, where nobody said anything and the reservation was booked.",
+        ("project", "model", "kind"),
+        "counter",
+    ),
+    MetricInfo(
+        "headgate_tokens_total",
+        "Tokens that tasks have used, `reported` or `assumed`.",
+        ("project", "model", "kind"),
+        "counter",
+    ),
+    MetricInfo(
+        "headgate_overruns_total",
+        "Attempts that cost more than was reserved for them, where something was.",
+        ("project", "model"),
+        "counter",
+    ),
+    MetricInfo(
+        "headgate_unpriced_tokens_total",
+        "Tokens of models without a price, for which the reservation was booked: add the price.",
+        ("project", "model"),
+        "counter",
+    ),
+    MetricInfo(
+        "headgate_silent_kinds",
+        "1 for work of the last day in a limited budget that reports nothing and has no estimate;"
+        " at most 20.",
+        ("project", "target", "unit"),
+    ),
+    MetricInfo(
+        "headgate_calls_total",
+        "Calls through the gateway that have ended: `done`, `failed`, `refused` or `cancelled`.",
+        (*CALL_LABELS, "outcome"),
+        "counter",
+        "sum",
+    ),
+    MetricInfo(
+        "headgate_call_tokens_total",
+        "Tokens of these calls, as their upstream reported them: `input` without what was"
+        " `cached`, `output`, and `assumed` where nobody reported any.",
+        (*CALL_LABELS, "kind"),
+        "counter",
+        "sum",
+    ),
+    MetricInfo(
+        "headgate_call_cost_usd_total",
+        "Dollars that these calls were booked at.",
+        CALL_LABELS,
+        "counter",
+        "sum",
+    ),
+    *(
+        MetricInfo(f"headgate_call_{name}_seconds", text, CALL_LABELS, "histogram", "sum")
+        for name, text in CALL_TIMES.items()
+    ),
+    MetricInfo(
+        "headgate_calls_waiting",
+        "Calls that wait, by the upstream that they go to.",
+        ("upstream",),
+        across="sum",
+    ),
+    MetricInfo("headgate_calls_running", "Calls that run.", ("upstream",), across="sum"),
+    *_budget_metrics(),
+    MetricInfo(
+        "headgate_budget_rejections_total",
+        "Reservations that a budget refused: `micro_usd` or `tokens` was short, enough of an"
+        " unknown `kind` of work ran, or the ledger was `unavailable`.",
+        ("scope", "reason"),
+        "counter",
+        "sum",
+    ),
+    MetricInfo(
+        "headgate_ready",
+        "1 if this node takes and runs tasks, as /readyz says.",
+        across="min",
+    ),
+    MetricInfo(
+        "headgate_store_rejections_total",
+        "Tasks that this node turned away because the store had no room.",
+        kind="counter",
+        across="sum",
+    ),
+    MetricInfo(
+        "headgate_store_used_bytes",
+        "What the store takes, without what it can use again; on PostgreSQL with max_store_bytes.",
+    ),
+    MetricInfo(
+        "headgate_store_free_bytes",
+        "What is free for the store, on the disk of a SQLite file and in the file.",
+        across="min",
+    ),
+    MetricInfo(
+        "headgate_store_room_bytes",
+        "What new tasks may take; missing where nothing bounds it.",
+        across="min",
+    ),
+    MetricInfo(
+        "headgate_store_max_bytes",
+        "What the store may take, by max_store_bytes; missing where it is not set.",
+    ),
+    MetricInfo(
+        "headgate_store_up",
+        "1 if the store answered this fetch, or one half a second before.",
+        across="min",
+    ),
+    MetricInfo(
+        "headgate_ledger_up",
+        "1 if the ledger answered this fetch, or one half a second before.",
+        across="min",
+    ),
+    MetricInfo(
+        "headgate_dispatcher",
+        "1 on the node that dispatches; the sum over all nodes should be 1.",
+        across="sum",
+    ),
+    MetricInfo(
+        "headgate_dispatcher_epoch", "The number of its election, on the node that dispatches."
+    ),
+    MetricInfo("headgate_node_attempts", "Attempts that run on this node.", across="sum"),
+    MetricInfo("headgate_writer_queue", "Writes that wait for the next transaction.", across="sum"),
+    MetricInfo("headgate_event_streams", "Streams of events that are open.", across="sum"),
+    MetricInfo(
+        "headgate_webhooks",
+        "Webhooks that are kept: `pending` ones are tried again, `dead` ones are not.",
+        ("state",),
+    ),
+    MetricInfo(
+        "headgate_slot_percent_used",
+        "How much of the quota window is used, from 0 to 100; missing before the first reading.",
+        ("slot",),
+    ),
+    MetricInfo(
+        "headgate_slot_reset_timestamp_seconds",
+        "When the window that is open resets; missing while none is.",
+        ("slot",),
+    ),
+    MetricInfo(
+        "headgate_slot_closed",
+        "1 if tasks of the slot wait for it: exhausted, paused, disabled.",
+        ("slot",),
+    ),
+    MetricInfo(
+        "headgate_slot_disabled",
+        "1 if nothing is sent for it: by the file, by hand, by a refused key, by too many errors.",
+        ("slot",),
+    ),
+    MetricInfo(
+        "headgate_slot_wakes_disabled",
+        "1 if wakes of the slot were disabled because none was confirmed.",
+        ("slot",),
+    ),
+    MetricInfo("headgate_slot_poll_errors", "Polls that failed in a row.", ("slot",)),
+    MetricInfo(
+        "headgate_slot_wake_errors", "Readings in a row that did not confirm a wake.", ("slot",)
+    ),
+    MetricInfo(
+        "headgate_slot_polls_total",
+        "Readings of the quota by this node: `ok`, `observed` in real traffic, the kind of the"
+        " failure, or `stale` where the answer came too late to count.",
+        ("slot", "outcome"),
+        "counter",
+        "sum",
+    ),
+    MetricInfo(
+        "headgate_slot_wakes_total",
+        "Wakes by this node: `ok`, the kind of the failure, `skipped` where the window was open,"
+        " `shared` where another slot of the key had sent one, `too_late` where it was"
+        " left to its retry.",
+        ("slot", "outcome"),
+        "counter",
+        "sum",
+    ),
+    MetricInfo(
+        "headgate_slot_loop_restarts_total",
+        "How often a loop of the slot, `wake` or `quota`, failed or stood still and was"
+        " started again.",
+        ("slot", "loop"),
+        "counter",
+        "sum",
+    ),
+    MetricInfo(
+        "headgate_slot_loop_step_age_seconds",
+        "How long ago a loop of the slot ended a step; a wake loop steps every minute.",
+        ("slot", "loop"),
+    ),
+    MetricInfo("headgate_build_info", "Always 1; the version is the label.", ("version",)),
+)
+
+METRICS = {one.name: one for one in _LIST}
+
+
+def counter(name: str, value: float | None = None) -> CounterMetricFamily:
+    """Return a counter of the list: one without labels has its value, others get theirs."""
+    info = METRICS[name]
+    labels = info.labels if value is None else None
+    return CounterMetricFamily(name, info.text, value=value, labels=labels)
+
+
+def gauge(name: str, value: float | None = None) -> GaugeMetricFamily:
+    """Return a gauge of the list: one without labels has its value, others get theirs."""
+    info = METRICS[name]
+    labels = info.labels if value is None else None
+    return GaugeMetricFamily(name, info.text, value=value, labels=labels)
+
+
 # What happens to tasks as Prometheus metrics: counts by agent, waits, runs, shares.
 #
 # The counts come from the store, so that they go on after a restart. The histograms are of this
@@ -62,79 +404,47 @@ OTHER = "other"
 OPEN_LANE = "(open)"
 WAIT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
 RUN_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0)
-MS_PER_SECOND = 1_000
 MAX_WAITING_READ = 20_000
 
 
-class LaneMetric(NamedTuple):
-    """A metric that is shown in all, by agent and by project, and the field of a lane it sums."""
+class Buckets:
+    """Counts of times by bucket; much cheaper to add to than a histogram of prometheus-client."""
 
-    name: str
-    text: str
-    field: str
-    divisor: int = 1
-    family: type[CounterMetricFamily | GaugeMetricFamily] = CounterMetricFamily
-
-
-LANE_METRICS = (
-    LaneMetric("tasks_submitted", "Tasks that were taken.", "submitted"),
-    LaneMetric("tasks_completed", "Tasks that succeeded.", "completed"),
-    LaneMetric("tasks_failed", "Tasks that failed, the expired ones included.", "failed"),
-    LaneMetric("tasks_cancelled", "Tasks that were cancelled.", "cancelled"),
-    LaneMetric(
-        "tasks_rejected",
-        "Tasks that were turned away, or that no budget has room for.",
-        "rejected",
-    ),
-    LaneMetric("tasks_expired", "Tasks whose deadline passed while they waited.", "expired"),
-    LaneMetric("dispatches", "Attempts that were started.", "started"),
-    LaneMetric(
-        "dispatch_latency_seconds",
-        "Seconds that attempts were kept waiting before they started, summed up.",
-        "wait_ms",
-        divisor=MS_PER_SECOND,
-    ),
-    LaneMetric("tasks_queued", "Tasks that wait.", "queued", family=GaugeMetricFamily),
-    LaneMetric(
-        "tasks_inflight", "Tasks that are assigned or run.", "inflight", family=GaugeMetricFamily
-    ),
-)
-
-
-class Histogram:
-    """Counts of times by bucket; much cheaper to add to than one of prometheus-client."""
-
-    def __init__(self, name: str, text: str, buckets: Sequence[float]) -> None:
-        self._name, self._text, self._bounds = name, text, tuple(buckets)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
         self._counts = [0] * (len(self._bounds) + 1)
-        self._sum = 0.0
+        self.total = 0.0
 
     def add(self, seconds: float) -> None:
         """Count a time."""
         self._counts[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+        self.total += seconds
+
+    def counts(self) -> list[tuple[str, float]]:
+        """Return how many times were at most as long as each bound."""
+        names = [*(str(bound) for bound in self._bounds), "+Inf"]
+        return list(zip(names, accumulate(self._counts), strict=True))
+
+
+class Histogram(Buckets):
+    """Times by bucket, under a name."""
+
+    def __init__(self, name: str, buckets: Sequence[float]) -> None:
+        super().__init__(buckets)
+        self._info = METRICS[name]
 
     def metric(self) -> HistogramMetricFamily:
         """Return what was counted, as prometheus-client has it."""
-        names = [*(str(bound) for bound in self._bounds), "+Inf"]
-        buckets = list(zip(names, accumulate(self._counts), strict=True))
-        return HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+        name, text, *_ = self._info
+        return HistogramMetricFamily(name, text, buckets=self.counts(), sum_value=self.total)
 
 
 class Durations:
     """How long tasks waited and ran, as the feed tells; subscribe it to the events of one."""
 
     def __init__(self) -> None:
-        self.wait = Histogram(
-            "headgate_task_wait_seconds",
-            "How long attempts were kept waiting that this node has dispatched.",
-            WAIT_BUCKETS,
-        )
-        self.run = Histogram(
-            "headgate_task_run_seconds",
-            "How long attempts ran that this node has dispatched, however they ended.",
-            RUN_BUCKETS,
-        )
+        self.wait = Histogram("headgate_task_wait_seconds", WAIT_BUCKETS)
+        self.run = Histogram("headgate_task_run_seconds", RUN_BUCKETS)
 
     def __call__(self, happening: Happening, record: TaskRecord) -> None:
         """Count the wait of an attempt that starts, and the run of one that ends."""
@@ -174,19 +484,19 @@ def count_metrics(totals: Totals, agents: Labels, projects: Labels) -> Iterator[
             (*totals.lanes, *totals.forgotten), projects, lambda lane: lane.project_id
         ),
     }
-    for name, text, field, divisor, family in LANE_METRICS:
+    for name, _, field, divisor, kind in LANE_METRICS:
+        family = counter if kind == "counter" else gauge
         # What happened is counted for the whole store as well; what is there now is only by lane.
         amount = getattr(totals, field, None)
         if amount is None:
             amount = _total(totals.lanes, field)
-        yield family(f"headgate_{name}", text, value=amount / divisor)
+        yield family(f"headgate_{name}", amount / divisor)
         for label, lanes_of in lanes_by.items():
-            each = family(f"headgate_{label}_{name}", text, labels=(label,))
+            each = family(f"headgate_{label}_{name}")
             for owner, lanes in lanes_of.items():
                 each.add_metric((owner,), _total(lanes, field) / divisor)
             yield each
-    text = "Tasks that were turned away because as many waited as may, by the limit that they met."
-    refused = CounterMetricFamily("headgate_queue_rejections", text, labels=("limit",))
+    refused = counter("headgate_queue_rejections_total")
     for limit in QueueLimit:
         # Where the store has no room, nothing is written of it; each node has its own count.
         if limit is not QueueLimit.STORE:
@@ -196,19 +506,18 @@ def count_metrics(totals: Totals, agents: Labels, projects: Labels) -> Iterator[
 
 def store_metrics(size: StoreSize | None, refused: int) -> Iterator[Metric]:
     """Yield how large the store is, what is free for it, and how often there was no room."""
-    text = "Tasks that this node turned away because the store had no room."
-    yield CounterMetricFamily("headgate_store_rejections", text, value=refused)
+    yield counter("headgate_store_rejections_total", refused)
     if size is None:
         return
     amounts = {
-        "used": ("What the store takes, without what it can use again.", size.used_bytes),
-        "free": ("What is free for the store, on its disk and in its files.", size.free_bytes),
-        "room": ("What new tasks may take of that.", size.room_bytes),
-        "max": ("What the store may take, by max_store_bytes.", size.max_bytes),
+        "used": size.used_bytes,
+        "free": size.free_bytes,
+        "room": size.room_bytes,
+        "max": size.max_bytes,
     }
-    for name, (text, amount) in amounts.items():
+    for name, amount in amounts.items():
         if amount is not None:
-            yield gauge(f"headgate_store_{name}_bytes", text, amount)
+            yield gauge(f"headgate_store_{name}_bytes", amount)
 
 
 def share_metrics(
@@ -219,8 +528,8 @@ def share_metrics(
     targets = {share.project_id: share.target for share in found}
     actual = {share.project_id: share.actual for share in found}
     own = labels.shared_out(targets)
-    yield _shares("target", "The share that a project should have.", targets, own)
-    yield _shares("actual", "The share of the usage window that a project has.", actual, own)
+    yield _shares("target", targets, own)
+    yield _shares("actual", actual, own)
 
 
 def oldest_waits(waiting: Mapping[str, Waiting], now: float) -> dict[str, float]:
@@ -237,22 +546,24 @@ def oldest_waits(waiting: Mapping[str, Waiting], now: float) -> dict[str, float]
     return {project_id: now - began for project_id, began in since.items()}
 
 
+def closure_metric(closures: Iterable[GateClosure]) -> Metric:
+    """Return how much is closed, by what it is and who closed it."""
+    metric = gauge("headgate_closures")
+    for key, number in Counter((one.kind, one.cause) for one in closures).items():
+        metric.add_metric(key, number)
+    return metric
+
+
 def oldest_metrics(waits: Mapping[str, float], labels: Labels) -> Iterator[Metric]:
     """Yield how long the oldest task has waited that could start, in all and by project."""
-    text = "How long the oldest task has waited that could start."
-    yield gauge("headgate_oldest_queued_seconds", text, max(waits.values(), default=0.0))
-    each = GaugeMetricFamily("headgate_project_oldest_queued_seconds", text, labels=("project",))
+    yield gauge("headgate_oldest_queued_seconds", max(waits.values(), default=0.0))
+    each = gauge("headgate_project_oldest_queued_seconds")
     own, longest = labels.shared_out(waits), dict[str, float]()
     for project_id, seconds in waits.items():
         longest[own[project_id]] = max(seconds, longest.get(own[project_id], 0.0))
     for project, seconds in longest.items():
         each.add_metric((project,), seconds)
     yield each
-
-
-def gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
-    """Return a gauge without labels."""
-    return GaugeMetricFamily(name, text, value=value)
 
 
 def _by_label(
@@ -274,8 +585,8 @@ def _total(lanes: Iterable[LaneCount], field: str) -> int:
     return sum(getattr(lane, field) for lane in lanes)
 
 
-def _shares(name: str, text: str, shares: dict[str, float], own: dict[str, str]) -> Metric:
-    metric = GaugeMetricFamily(f"headgate_project_share_{name}", text, labels=("project",))
+def _shares(name: str, shares: dict[str, float], own: dict[str, str]) -> Metric:
+    metric = gauge(f"headgate_project_share_{name}")
     summed: dict[str, float] = {}
     for project, share in shares.items():
         summed[own[project]] = summed.get(own[project], 0.0) + share
@@ -294,7 +605,6 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
 
     Beside them is how often more was booked than was reserved.
     """
-    labels = ("project", "model", "kind")
     dollars: dict[tuple[str, str, str], int] = {}
     tokens: dict[tuple[str, str, str], int] = {}
     overruns: dict[tuple[str, str], int] = {}
@@ -323,22 +633,19 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
             key = (project, model, kind)
             tokens[key] = tokens.get(key, 0) + amount
         overruns[project, model] = overruns.get((project, model), 0) + one.overruns
-    text = "Dollars that tasks have cost."
-    spend = CounterMetricFamily("headgate_spend_usd", text, labels=labels)
+    spend = counter("headgate_spend_usd_total")
     for key, micro_usd in dollars.items():
         spend.add_metric(key, to_usd_float(micro_usd))
     yield spend
-    used = CounterMetricFamily("headgate_tokens", "Tokens that tasks have used.", labels=labels)
+    used = counter("headgate_tokens_total")
     for key, amount in tokens.items():
         used.add_metric(key, amount)
     yield used
-    text = "Attempts that cost more than was reserved for them."
-    over = CounterMetricFamily("headgate_overruns", text, labels=("project", "model"))
+    over = counter("headgate_overruns_total")
     for pair, count in overruns.items():
         over.add_metric(pair, count)
     yield over
-    text = "Tokens of models without a price; what was reserved for them was booked."
-    without = CounterMetricFamily("headgate_unpriced_tokens", text, labels=("project", "model"))
+    without = counter("headgate_unpriced_tokens_total")
     for both, amount in unpriced.items():
         without.add_metric(both, amount)
     yield without
@@ -346,12 +653,141 @@ def usage_metrics(totals: Iterable[UsageTotal]) -> Iterator[Metric]:
 
 def silence_metric(silent: Iterable[SilentKind]) -> Metric:
     """Return the work of the last day that reports nothing, so that no budget sees it."""
-    text = "Work that reports nothing and has no estimate, so that budgets do not see its cost."
-    found = GaugeMetricFamily("headgate_silent_kinds", text, labels=("project", "target", "unit"))
+    found = gauge("headgate_silent_kinds")
     for one in silent:
         unit = "tokens" if one.is_tokens else "usd"
         found.add_metric((one.kind.project_id, one.kind.name, unit), 1)
     return found
+
+
+# Calls through the gateway as Prometheus metrics: outcomes, tokens, cost, and where time went.
+#
+# Counted in this process when a call ends, so a restart begins at zero; what the store has summed
+# up of them is in the usage above. Rule: a model has a label only once an upstream has answered for
+# it, since anybody can name one, and at most `MAX_CALL_SERIES` pairs of an upstream and a model
+# have one; the rest share `other`.
+
+MAX_CALL_SERIES = 100
+FIRST_BYTE_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+ADDED_BUCKETS = (0.00025, 0.0005, 0.00075, 0.001, 0.0015, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0)
+SECONDS_PER_DAY = 86_400
+
+Series = tuple[str, str]
+"""An upstream and a model, as labels have them."""
+
+
+class _CallCounts:
+    """What was counted of the calls of one upstream and model."""
+
+    __slots__ = ("added", "first_byte", "micro_usd", "outcomes", "tokens", "wait")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[CallState, int] = {}
+        self.tokens = {"input": 0, "cached": 0, "output": 0, "assumed": 0}
+        self.micro_usd = 0
+        self.wait = Buckets(WAIT_BUCKETS)
+        self.first_byte = Buckets(FIRST_BYTE_BUCKETS)
+        self.added = Buckets(ADDED_BUCKETS)
+
+
+class CallMetrics:
+    """Counts calls as they end; tell it of each one."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Series, _CallCounts] = {}
+        self._day = 0
+        self._today: dict[str, int] = {}
+        self.ended = 0
+
+    def __call__(self, record: CallRecord) -> None:
+        """Count a call that has ended."""
+        self.ended += 1
+        self._count_today(record)
+        counts = self._counts_of(record)
+        counts.outcomes[record.state] = counts.outcomes.get(record.state, 0) + 1
+        ended_at = record.ended_at or record.created_at
+        started_at = record.started_at
+        counts.wait.add(max(0.0, (started_at or ended_at) - record.created_at))
+        if started_at is not None and record.first_byte_at is not None:
+            counts.first_byte.add(max(0.0, record.first_byte_at - started_at))
+        cached = record.cached_tokens or 0
+        tokens = counts.tokens
+        # Whatever an upstream says, a counter never goes down.
+        tokens["input"] += max(0, (record.input_tokens or 0) - cached)
+        tokens["cached"] += max(0, cached)
+        tokens["output"] += max(0, record.output_tokens or 0)
+        tokens["assumed"] += record.assumed_tokens
+        counts.micro_usd += record.micro_usd or 0
+
+    def _count_today(self, record: CallRecord) -> None:
+        day = int((record.ended_at or 0.0) // SECONDS_PER_DAY)
+        if day != self._day:
+            self._day, self._today = day, {}
+        project = record.project_id
+        if project not in self._today and len(self._today) >= MAX_LABELS:
+            project = OTHER
+        self._today[project] = self._today.get(project, 0) + (record.micro_usd or 0)
+
+    def today_micro_usd(self, now: float, project_id: str | None = None) -> int:
+        """Return what the calls of a project, or all, cost that ended here on this day of UTC."""
+        if int(now // SECONDS_PER_DAY) != self._day:
+            return 0
+        if project_id is not None:
+            return self._today.get(project_id, 0)
+        return sum(self._today.values())
+
+    def count_added(self, record: CallRecord, seconds: float) -> None:
+        """Count the time that a call spent here, without its wait and without its upstream."""
+        self._counts_of(record).added.add(max(0.0, seconds))
+
+    def _counts_of(self, record: CallRecord) -> _CallCounts:
+        series = (record.upstream, record.upstream_model or record.model)
+        counts = self._counts.get(series)
+        if counts is not None:
+            return counts
+        is_known = record.state is CallState.DONE
+        if not is_known or len(self._counts) >= MAX_CALL_SERIES:
+            series = (record.upstream, OTHER)
+        return self._counts.setdefault(series, _CallCounts())
+
+    def metrics(self, live: Iterable[CallRecord]) -> Iterator[Metric]:
+        """Yield what was counted, and how many calls wait and run now."""
+        yield from self._counters()
+        yield from self._times()
+        yield from _live_calls(live)
+
+    def _counters(self) -> Iterator[Metric]:
+        calls = counter("headgate_calls_total")
+        tokens = counter("headgate_call_tokens_total")
+        cost = counter("headgate_call_cost_usd_total")
+        for series, counts in self._counts.items():
+            for state, count in counts.outcomes.items():
+                calls.add_metric((*series, state.value), count)
+            for kind, amount in counts.tokens.items():
+                tokens.add_metric((*series, kind), amount)
+            cost.add_metric(series, to_usd_float(counts.micro_usd))
+        yield from (calls, tokens, cost)
+
+    def _times(self) -> Iterator[Metric]:
+        for name in CALL_TIMES:
+            info = METRICS[f"headgate_call_{name}_seconds"]
+            family = HistogramMetricFamily(info.name, info.text, labels=info.labels)
+            for series, counts in self._counts.items():
+                found: Buckets = getattr(counts, name)
+                family.add_metric(series, found.counts(), found.total)
+            yield family
+
+
+def _live_calls(live: Iterable[CallRecord]) -> Iterator[Metric]:
+    waiting, running = gauge("headgate_calls_waiting"), gauge("headgate_calls_running")
+    counts: dict[str, list[int]] = {}
+    for record in live:
+        count = counts.setdefault(record.upstream, [0, 0])
+        count[record.state is CallState.RUNNING] += 1
+    for upstream, (waits, runs) in counts.items():
+        waiting.add_metric((upstream,), waits)
+        running.add_metric((upstream,), runs)
+    yield from (waiting, running)
 
 
 # What slots show to Prometheus: room, resets, wakes, polls, errors, and how their loops do.
@@ -362,58 +798,33 @@ def silence_metric(silent: Iterable[SilentKind]) -> Metric:
 
 Value = Callable[["SlotStatus"], "float | None"]
 
-GAUGES: dict[str, tuple[str, Value]] = {
-    "percent_used": (
-        "How much of the quota window is used, from 0 to 100.",
-        lambda status: status.standing.percent_used,
-    ),
-    "reset_timestamp_seconds": (
-        "When the window that is open resets.",
-        lambda status: status.standing.resets_at,
-    ),
-    "closed": (
-        "Whether the tasks of the slot wait for it.",
-        lambda status: status.standing.closure is not None,
-    ),
-    "disabled": (
-        "Whether nothing is sent for the slot until somebody changes that.",
-        lambda status: bool(why_off(status.config, status.row)),
-    ),
-    "wakes_disabled": (
-        "Whether wakes of the slot were disabled because none was confirmed.",
-        lambda status: status.row.schedule.wake_auto_disabled,
-    ),
-    "poll_errors": (
-        "Polls that failed in a row.",
-        lambda status: status.row.schedule.consecutive_poll_errors,
-    ),
-    "wake_errors": (
-        "Readings in a row that did not confirm a wake.",
-        lambda status: status.row.schedule.wake_errors,
-    ),
+SLOT_GAUGES: dict[str, Value] = {
+    "percent_used": lambda status: status.standing.percent_used,
+    "reset_timestamp_seconds": lambda status: status.standing.resets_at,
+    "closed": lambda status: status.standing.closure is not None,
+    "disabled": lambda status: bool(why_off(status.config, status.row)),
+    "wakes_disabled": lambda status: status.row.schedule.wake_auto_disabled,
+    "poll_errors": lambda status: status.row.schedule.consecutive_poll_errors,
+    "wake_errors": lambda status: status.row.schedule.wake_errors,
 }
 
 
 def slot_metrics(statuses: Sequence[SlotStatus], now: float) -> Iterator[Metric]:
     """Yield the metrics of these slots."""
-    for name, (text, value_of) in GAUGES.items():
-        yield _gauge(name, text, statuses, value_of)
-    yield _counts("polls", "Readings of the quota by this node, by outcome.", statuses)
-    yield _counts("wakes", "Wakes by this node, by outcome.", statuses)
+    for name, value_of in SLOT_GAUGES.items():
+        metric = gauge(f"headgate_slot_{name}")
+        for status in statuses:
+            value = value_of(status)
+            if value is not None:
+                metric.add_metric((status.config.name,), value)
+        yield metric
+    yield _counts("polls", statuses)
+    yield _counts("wakes", statuses)
     yield from _loops(statuses, now)
 
 
-def _gauge(name: str, text: str, statuses: Sequence[SlotStatus], value_of: Value) -> Metric:
-    metric = GaugeMetricFamily(f"headgate_slot_{name}", text, labels=("slot",))
-    for status in statuses:
-        value = value_of(status)
-        if value is not None:
-            metric.add_metric((status.config.name,), value)
-    return metric
-
-
-def _counts(name: str, text: str, statuses: Sequence[SlotStatus]) -> Metric:
-    metric = CounterMetricFamily(f"headgate_slot_{name}", text, labels=("slot", "outcome"))
+def _counts(name: str, statuses: Sequence[SlotStatus]) -> Metric:
+    metric = counter(f"headgate_slot_{name}_total")
     for status in statuses:
         for outcome, count in getattr(status, name).items():
             metric.add_metric((status.config.name, outcome), count)
@@ -421,11 +832,8 @@ def _counts(name: str, text: str, statuses: Sequence[SlotStatus]) -> Metric:
 
 
 def _loops(statuses: Sequence[SlotStatus], now: float) -> Iterator[Metric]:
-    labels = ("slot", "loop")
-    text = "How often a loop of the slot was started again on this node."
-    restarts = CounterMetricFamily("headgate_slot_loop_restarts", text, labels=labels)
-    text = "How long ago a loop of the slot ended a step on this node."
-    ages = GaugeMetricFamily("headgate_slot_loop_step_age_seconds", text, labels=labels)
+    restarts = counter("headgate_slot_loop_restarts_total")
+    ages = gauge("headgate_slot_loop_step_age_seconds")
     for status in statuses:
         loops = {"wake": status.wake_loop, "quota": status.quota_loop}
         for loop, health in loops.items():
@@ -452,19 +860,10 @@ MAX_SCOPES = 200
 REFRESH_SECONDS = 10.0
 ROOT_LABEL = "(root)"
 
-AMOUNTS = {
-    "spent": "that were spent within what was reserved for it; the other scopes together.",
-    "reserved": "that are reserved; the other scopes together.",
-    "overrun": "that were spent beyond what was reserved for it; the other scopes together.",
-    "unaccepted": "that tenants claim and nobody has accepted; the other scopes together.",
-}
-"""The amounts of a scope that are gauges, with what each says."""
-
 
 class Unit(NamedTuple):
-    """What an amount of a budget is counted in, and how a metric says so."""
+    """What an amount of a budget is counted in: the last word of its metrics, and a field."""
 
-    word: str
     suffix: str
     field: str
     divisor: int
@@ -489,7 +888,7 @@ class Unit(NamedTuple):
         return (limit - used) / self.divisor
 
 
-UNITS = (Unit("Dollars", "usd", "micro_usd", MICRO_PER_USD), Unit("Tokens", "tokens", "tokens", 1))
+UNITS = (Unit("usd", "micro_usd", MICRO_PER_USD), Unit("tokens", "tokens", 1))
 
 
 class BudgetMetrics(Collector):
@@ -499,12 +898,7 @@ class BudgetMetrics(Collector):
         chosen = REGISTRY if registry is None else registry
         self._accounts: Sequence[Account] = ()
         self._refusing: set[str] = set()
-        self._rejections = Counter(
-            "headgate_budget_rejections",
-            "Reservations that were refused, by the scope that refused and the reason.",
-            ("scope", "reason"),
-            registry=chosen,
-        )
+        self._rejections: dict[tuple[str, str], int] = {}
         chosen.register(self)
 
     def observe(self, tracker: LedgerTracker) -> LedgerTracker:
@@ -536,17 +930,23 @@ class BudgetMetrics(Collector):
             label = OTHER
         else:
             self._refusing.add(label)
-        self._rejections.labels(scope=label, reason=reason).inc()
+        key = (label, reason)
+        self._rejections[key] = self._rejections.get(key, 0) + 1
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the gauges, as prometheus-client asks for them."""
+    def collect(self) -> Iterator[Metric]:
+        """Yield what was read and counted, as prometheus-client asks for it."""
+        rejections = counter("headgate_budget_rejections_total")
+        # Another thread may count meanwhile.
+        for key, number in list(self._rejections.items()):
+            rejections.add_metric(key, number)
+        yield rejections
         own, rest = _shared_out(self._accounts)
         together = _counted(own, rest) if rest else None
         for unit in UNITS:
             yield _remaining(unit, own, rest)
             yield _limits(unit, own)
-            for name, text in AMOUNTS.items():
-                yield _amounts(name, text, unit, own, together)
+            for name in AMOUNTS:
+                yield _amounts(name, unit, own, together)
 
 
 def _shared_out(
@@ -563,41 +963,36 @@ def _shared_out(
 
 
 def _remaining(unit: Unit, own: list[Account], rest: list[Account]) -> GaugeMetricFamily:
-    text = f"{unit.word} that a budget has left; of the other ones the least."
-    name = f"headgate_budget_remaining_{unit.suffix}"
-    gauge = GaugeMetricFamily(name, text, labels=("workflow", "scope"))
+    metric = gauge(f"headgate_budget_remaining_{unit.suffix}")
     for account in own:
         left = unit.remaining(account)
         if left is not None:
             workflow = leaf_name(account.scope) if leaf_kind(account.scope) == "workflow" else ""
-            gauge.add_metric((workflow, account.scope or ROOT_LABEL), left)
+            metric.add_metric((workflow, account.scope or ROOT_LABEL), left)
     others = [left for one in rest if (left := unit.remaining(one)) is not None]
     if others:
-        gauge.add_metric(("", OTHER), min(others))
-    return gauge
+        metric.add_metric(("", OTHER), min(others))
+    return metric
 
 
 def _limits(unit: Unit, own: list[Account]) -> GaugeMetricFamily:
-    text = f"{unit.word} that a budget may use in its window."
-    gauge = GaugeMetricFamily(f"headgate_budget_limit_{unit.suffix}", text, labels=("scope",))
+    metric = gauge(f"headgate_budget_limit_{unit.suffix}")
     for account in own:
         limit = unit.limit(account)
         if limit is not None:
-            gauge.add_metric((account.scope or ROOT_LABEL,), limit)
-    return gauge
+            metric.add_metric((account.scope or ROOT_LABEL,), limit)
+    return metric
 
 
 def _amounts(
-    name: str, text: str, unit: Unit, own: list[Account], together: list[Account] | None
+    name: str, unit: Unit, own: list[Account], together: list[Account] | None
 ) -> GaugeMetricFamily:
-    gauge = GaugeMetricFamily(
-        f"headgate_budget_{name}_{unit.suffix}", f"{unit.word} {text}", labels=("scope",)
-    )
+    metric = gauge(f"headgate_budget_{name}_{unit.suffix}")
     for account in own:
-        gauge.add_metric((account.scope or ROOT_LABEL,), unit.total((account,), name))
+        metric.add_metric((account.scope or ROOT_LABEL,), unit.total((account,), name))
     if together is not None:
-        gauge.add_metric((OTHER,), unit.total(together, name))
-    return gauge
+        metric.add_metric((OTHER,), unit.total(together, name))
+    return metric
 
 
 def _counted(own: list[Account], rest: list[Account]) -> list[Account]:
@@ -686,6 +1081,9 @@ class ServiceMetrics(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         engine.feed.subscribe(events=self._durations, refusals=self.budgets.count_refusal)
+        self.calls = CallMetrics()
+        if engine.calls is not None:
+            engine.calls.listen(self.calls)
 
     async def text(self) -> bytes:
         """Return everything in the text format, as fresh as a fetch needs it."""
@@ -741,7 +1139,9 @@ class ServiceMetrics(Collector):
         return True
 
     def _present(self) -> Iterator[Metric]:
-        yield InfoMetricFamily("headgate_build", "The version.", {"version": headgate.__version__})
+        build = gauge("headgate_build_info")
+        build.add_metric((headgate.__version__,), 1)
+        yield build
         if self._totals is not None:
             yield from count_metrics(self._totals, self._agents, self._projects)
         yield from store_metrics(self._engine.reaper.size, self._engine.refused_by_store)
@@ -749,6 +1149,8 @@ class ServiceMetrics(Collector):
         yield silence_metric(self._silent)
         yield self._durations.wait.metric()
         yield self._durations.run.metric()
+        calls = self._engine.calls
+        yield from self.calls.metrics(() if calls is None else calls.live())
         yield from self._states()
         yield from self._of_dispatcher()
         yield self._webhooks()
@@ -756,24 +1158,21 @@ class ServiceMetrics(Collector):
 
     def _states(self) -> Iterator[Metric]:
         engine, beside = self._engine, self._beside
-        text = "Whether this node takes and runs tasks, as /readyz says."
-        yield gauge("headgate_ready", text, engine.health().is_ready)
-        yield gauge("headgate_store_up", "Whether the store answered.", self._store_is_up)
-        yield gauge("headgate_ledger_up", "Whether the ledger answered.", self._ledger_is_up)
-        leads = engine.dispatcher.is_leading
-        yield gauge("headgate_dispatcher", "Whether this node dispatches.", leads)
-        text = "Attempts that run on this node."
-        yield gauge("headgate_node_attempts", text, len(engine.runner))
-        yield gauge("headgate_event_streams", "Streams of events.", beside.streams())
-        text = "Calls that wait for the next transaction."
-        yield gauge("headgate_writer_queue", text, beside.writer_queue())
+        yield gauge("headgate_ready", engine.health().is_ready)
+        yield gauge("headgate_store_up", self._store_is_up)
+        yield gauge("headgate_ledger_up", self._ledger_is_up)
+        yield gauge("headgate_dispatcher", engine.dispatcher.is_leading)
+        yield gauge("headgate_node_attempts", len(engine.runner))
+        yield gauge("headgate_event_streams", beside.streams())
+        yield gauge("headgate_writer_queue", beside.writer_queue())
 
     def _of_dispatcher(self) -> Iterator[Metric]:
         """Yield what only the node knows that dispatches."""
         dispatch_state, epoch = self._engine.dispatcher.dispatch_state, self._engine.feed.epoch
         if dispatch_state is None or epoch is None:
             return
-        yield gauge("headgate_dispatcher_epoch", "The epoch of this dispatcher.", epoch)
+        yield gauge("headgate_dispatcher_epoch", epoch)
+        yield closure_metric(dispatch_state.closures.shown())
         waits = oldest_waits(dispatch_state.waiting, self._engine.now())
         yield from oldest_metrics(waits, self._waiting_projects)
         yield from share_metrics(
@@ -781,8 +1180,7 @@ class ServiceMetrics(Collector):
         )
 
     def _webhooks(self) -> Metric:
-        text = "Webhooks that are kept, by state; dead ones are not tried again."
-        metric = GaugeMetricFamily("headgate_webhooks", text, labels=("state",))
+        metric = gauge("headgate_webhooks")
         for state, count in self._deliveries.items():
             metric.add_metric((state,), count)
         return metric

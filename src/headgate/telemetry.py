@@ -1,9 +1,10 @@
-"""Tasks as spans of OpenTelemetry, where the settings ask for it and the package is there.
+"""Tasks and calls as spans of OpenTelemetry, where the settings ask for it.
 
 A submit is a span, and everything that becomes of its tasks is below it: each wait, and each
-attempt at a target, which is told the trace by `traceparent`. Where spans go is said by the
-variables of OpenTelemetry. Rule: a span has names and numbers; never what a task was given or what
-it answered.
+attempt at a target, which is told the trace by `traceparent`. A call through the gateway is a span
+below the one that its client names, or below the attempt of the task that makes it. Where spans go
+is said by the variables of OpenTelemetry. Rule: a span has names and numbers; never what a task or
+a model was given or what it answered.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import os
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import msgspec
 
+from headgate.core.call import CallRecord, CallState
 from headgate.core.events import shortened_error
 from headgate.core.lifecycle import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
 from headgate.core.money import to_usd_float
 from headgate.errors import InvalidSettingError
-from headgate.executors.executor import Executor, WorkOrder
+from headgate.executors.executor import Executor, RemoteExecutor, WorkOrder
+from headgate.extras import naming_extras
 from headgate.providers.usage import counted_tokens
 
 if TYPE_CHECKING:
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
 SERVICE_NAME = "headgate"
 EXPORTERS = ("otlp", "console", "none")
 CLOSE_SECONDS = 5.0
+WAIT_SPAN_SECONDS = 0.1
+"""A call that waits for less has no span for it, only an attribute."""
+
 _NS = 1_000_000_000
 
 _OUTCOMES = {
@@ -40,6 +47,16 @@ _OUTCOMES = {
     Cancelled: "cancelled",
     Lost: "lost",
 }
+
+
+_OPERATIONS = {
+    "chat": "chat",
+    "responses": "chat",
+    "messages": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+"""The operations of the conventions, by the protocol of a call; others go by their own name."""
 
 
 class _Asked(msgspec.Struct):
@@ -62,6 +79,7 @@ class Telemetry:
         self._provider = provider
         self._tracer = provider.get_tracer("headgate")
         self._propagator = TraceContextTextMapPropagator()
+        self._attempts: dict[str, str | None] = {}
 
     def submitted(self, traceparent: str | None) -> str | None:
         """Note a submit; return the header under which its tasks go on."""
@@ -82,12 +100,14 @@ class Telemetry:
         from opentelemetry.trace import use_span  # noqa: PLC0415
 
         span = self._begun(target, order)
+        traceparent = self._attempts[order.task_id] = self._traceparent(span)
         try:
             with use_span(span, record_exception=False, set_status_on_exception=False):
-                passed_on = msgspec.structs.replace(order, traceparent=self._traceparent(span))
+                passed_on = msgspec.structs.replace(order, traceparent=traceparent)
                 outcome = await executor.execute(passed_on)
             _note(span, outcome)
         finally:
+            self._attempts.pop(order.task_id, None)
             span.end()
         return outcome
 
@@ -95,6 +115,50 @@ class Telemetry:
         """Note an attempt of a worker, which may have begun at another node, with its wait."""
         span = self._begun(target, order, order.started_at)
         _note(span, outcome)
+        span.end(int(ended_at * _NS))
+
+    def called(
+        self,
+        record: CallRecord,
+        *,
+        traceparent: str | None,
+        provider: str,
+        url: str,
+        response_model: str = "",
+    ) -> None:
+        """Note a call that has ended, below the span of its client or of the task that makes it.
+
+        `provider` is what its upstream speaks, and `url` where that is; `response_model` is the one
+        that the answer names.
+        """
+        from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context  # noqa: PLC0415
+
+        if traceparent is None and record.task_id is not None:
+            traceparent = self._attempts.get(record.task_id)
+        operation = _OPERATIONS.get(record.protocol, record.protocol)
+        attributes = _call_attributes(record, operation, provider, url)
+        if response_model:
+            attributes["gen_ai.response.model"] = response_model
+        span = self._tracer.start_span(
+            f"{operation} {record.model}".strip(),
+            context=self._context(traceparent),
+            kind=SpanKind.CLIENT,
+            attributes=attributes,
+            start_time=int(record.created_at * _NS),
+        )
+        ended_at = record.ended_at or record.created_at
+        started_at = record.started_at or ended_at
+        if started_at - record.created_at >= WAIT_SPAN_SECONDS:
+            wait = self._tracer.start_span(
+                "wait",
+                context=set_span_in_context(span),
+                attributes={"headgate.call.id": record.id},
+                start_time=int(record.created_at * _NS),
+            )
+            wait.end(int(started_at * _NS))
+        if record.state in (CallState.FAILED, CallState.REFUSED):
+            span.set_attribute("error.type", str(record.status or record.state.value))
+            span.set_status(StatusCode.ERROR, shortened_error(record.error or record.state.value))
         span.end(int(ended_at * _NS))
 
     def _begun(self, target: str, order: WorkOrder, at: float | None = None) -> Span:
@@ -149,6 +213,9 @@ class TracedExecutor:
         self._executor = executor
         self.open = executor.open
         self.close = executor.close
+        if isinstance(executor, RemoteExecutor):
+            self.leave = executor.leave
+            self.room = executor.room
 
     async def execute(self, order: WorkOrder) -> Outcome:
         """Do the work, and say what came of it."""
@@ -157,19 +224,16 @@ class TracedExecutor:
 
 def build_telemetry(environ: Mapping[str, str] = os.environ) -> Telemetry:
     """Return what makes spans, and sends them where the variables of OpenTelemetry say."""
-    try:
+    with naming_extras("telemetry.otel"):
         from opentelemetry.sdk.resources import SERVICE_NAME as NAME  # noqa: PLC0415
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    except ModuleNotFoundError:
-        problem = "needs the package opentelemetry-sdk, which is not installed"
-        advice = "run pip install 'headgate[otel]', or leave the key out"
-        raise InvalidSettingError("telemetry.otel", f"{problem}; {advice}") from None
-    named = environ.get("OTEL_SERVICE_NAME") or SERVICE_NAME
-    resource = Resource.create({NAME: named})
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    _add_exporter(provider, environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower())
-    return Telemetry(provider)
+
+        named = environ.get("OTEL_SERVICE_NAME") or SERVICE_NAME
+        resource = Resource.create({NAME: named})
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        _add_exporter(provider, environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower())
+        return Telemetry(provider)
 
 
 def _add_exporter(provider: TracerProvider, kind: str) -> None:
@@ -189,6 +253,45 @@ def _add_exporter(provider: TracerProvider, kind: str) -> None:
         )
 
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+
+
+def _call_attributes(
+    record: CallRecord, operation: str, provider: str, url: str
+) -> dict[str, str | int | float | bool]:
+    """Return what is known of a call; what nobody said is left out."""
+    server = urlsplit(url)
+    waited = (record.started_at or record.ended_at or record.created_at) - record.created_at
+    is_answered = record.first_byte_at is not None and record.started_at is not None
+    found: dict[str, str | int | float | bool | None] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": provider,
+        "gen_ai.request.model": record.upstream_model or record.model,
+        "gen_ai.request.stream": record.is_stream or None,
+        "gen_ai.agent.name": record.agent_id,
+        "gen_ai.conversation.id": record.session or None,
+        "gen_ai.usage.input_tokens": record.input_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": record.cached_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": record.cache_write_tokens,
+        "gen_ai.usage.reasoning.output_tokens": record.reasoning_tokens,
+        "gen_ai.response.time_to_first_chunk": (
+            (record.first_byte_at or 0.0) - (record.started_at or 0.0)
+            if record.is_stream and is_answered
+            else None
+        ),
+        "server.address": server.hostname,
+        "server.port": server.port or (443 if server.scheme == "https" else 80),
+        "headgate.call.id": record.id,
+        "headgate.project.id": record.project_id,
+        "headgate.upstream": record.upstream,
+        "headgate.slot": record.slot,
+        "headgate.task.id": record.task_id,
+        "headgate.outcome": record.state.value,
+        "headgate.waited_seconds": max(0.0, waited),
+        "headgate.usage.tokens": record.tokens,
+        "headgate.usage.usd": None if record.micro_usd is None else to_usd_float(record.micro_usd),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _names_of(target: str, order: WorkOrder) -> dict[str, str | int]:

@@ -8,7 +8,12 @@ from __future__ import annotations
 import msgspec
 
 from headgate.config.messages import key_path
-from headgate.config.settings import BudgetSettings, RateLimitSettings, Settings
+from headgate.config.settings import (
+    BudgetSettings,
+    RateLimitSettings,
+    Settings,
+    upstream_target,
+)
 from headgate.config.validation import at_dollars, at_key, slot_label_warnings
 from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
@@ -129,10 +134,10 @@ def _kind_of(settings: Settings, name: str, limit: RateLimitSettings) -> RateKin
 
 
 def matching_kinds(settings: Settings, name: str) -> list[RateKind]:
-    """List what has this name: agent types, targets and slots."""
+    """List what has this name: agent types, targets and slots; `upstream:NAME` is a target."""
     names: dict[RateKind, set[str | None]] = {
         "agent_type": {agent.type for agent in settings.agents.values()},
-        "target": set(settings.targets),
+        "target": {*settings.targets, *map(upstream_target, settings.all_upstreams)},
         "slot": {*settings.slots, *(target.slot for target in settings.targets.values())},
     }
     return [kind for kind, known in names.items() if name in known]

@@ -18,12 +18,15 @@ from headgate.config.messages import invalid_value, key_path, table_expected
 from headgate.config.settings import (
     DEFAULT_PROJECT,
     NAMED_TABLES,
+    UPSTREAMS,
     AgentSettings,
     AuthSettings,
     BudgetSettings,
     DashboardSettings,
+    GatewaySettings,
     LedgerSettings,
     LogSettings,
+    ModelSettings,
     PriceSettings,
     ProjectSettings,
     QuotaSettings,
@@ -34,7 +37,9 @@ from headgate.config.settings import (
     SlotSettings,
     StoreSettings,
     TelemetrySettings,
+    UpstreamSettings,
     WebhookSettings,
+    check_keyless,
 )
 from headgate.config.sources import Merged, Table, merge, parsed, read_text, settings_file
 from headgate.config.validation import check, check_names, check_prices
@@ -94,6 +99,9 @@ def _checked(tables: Mapping[str, Table]) -> Settings:
         prices=_many(tables, "prices", PriceSettings),
         quota=_one(tables, "quota", QuotaSettings),
         slots=_many(tables, "slots", SlotSettings),
+        gateway=_one(tables, "gateway", GatewaySettings),
+        upstreams=_upstreams(tables),
+        models=_many(tables, "models", ModelSettings),
         server=_one(tables, "server", ServerSettings),
         auth=_one(tables, "auth", AuthSettings),
         webhooks=_one(tables, "webhooks", WebhookSettings),
@@ -116,6 +124,14 @@ def _one(tables: Mapping[str, Table], section: str, kind: type[Section]) -> Sect
 def _many(tables: Mapping[str, Table], section: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
     check_names(section, tables[section])
     return {name: _decoded(table, kind, (section, name)) for name, table in tables[section].items()}
+
+
+def _upstreams(tables: Mapping[str, Table]) -> dict[str, UpstreamSettings]:
+    advice = "name its variable, key_env, or slots"
+    for name, table in tables[UPSTREAMS].items():
+        if isinstance(table, dict):
+            check_keyless((UPSTREAMS, name), table, advice)
+    return _many(tables, UPSTREAMS, UpstreamSettings)
 
 
 def _decoded(table: object, kind: Any, parts: tuple[str, ...]) -> Any:  # noqa: ANN401
@@ -164,7 +180,9 @@ def each_displayed(settings: Settings, origins: Origins) -> Iterator[tuple[str, 
 
 
 def _values(settings: Settings) -> Iterator[tuple[tuple[str, ...], object]]:
-    for section, table in msgspec.to_builtins(settings).items():
+    # What is there without being written is in effect as well.
+    whole = msgspec.structs.replace(settings, upstreams=settings.all_upstreams)
+    for section, table in msgspec.to_builtins(whole).items():
         for name, value in table.items():
             if section in NAMED_TABLES:
                 yield from (((section, name, key), inner) for key, inner in value.items())
@@ -198,7 +216,12 @@ def variables_of_slot(slot: SlotSettings) -> set[str]:
     return {*_referred_to(slot), *filter(None, [slot.key_env])}
 
 
-def _referred_to(written: Target | SlotSettings) -> list[str]:
+def variables_of_upstream(upstream: UpstreamSettings) -> set[str]:
+    """Return the environment variables that an upstream refers to, that of its key among them."""
+    return {*_referred_to(upstream), *filter(None, [upstream.key_env])}
+
+
+def _referred_to(written: Target | SlotSettings | UpstreamSettings) -> list[str]:
     return VARIABLE.findall(msgspec.json.encode(written).decode())
 
 

@@ -6,9 +6,15 @@ that a key chooses among; any other text is only called a text.
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from enum import Enum
+from functools import cache, lru_cache
+from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 from msgspec import inspect
@@ -25,6 +31,7 @@ _LISTED_NAMES = 20
 _LARGEST_SHOWN = 10**18
 
 
+@lru_cache(maxsize=256)
 def key_path(*parts: str) -> str:
     """Write a key as TOML does: `projects."a b".credit_weight`."""
     written = [_quoted(part) for part in parts]
@@ -118,6 +125,51 @@ def _fields(info: inspect.Type | None) -> list[str]:
     if not isinstance(info, inspect.StructType):
         return []
     return [field.encode_name for field in info.fields]
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """Return what the code says below each field of a class, those of its bases included.
+
+    Python keeps no such text, so the source is read; without a source there is none.
+    """
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        found |= _docs_of_module(one.__module__).get(one.__qualname__, {})
+    return found
+
+
+@cache
+def _docs_of_module(name: str) -> dict[str, dict[str, str]]:
+    path = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+    source = path.read_text() if path.suffix == ".py" and path.is_file() else ""
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    return {node.name: _docs_below(node) for node in classes}
+
+
+def _docs_below(node: ast.ClassDef) -> dict[str, str]:
+    found = {}
+    for field, text in pairwise(node.body):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                found[name] = " ".join(doc.split())
+    return found
+
+
+def described_default(field: msgspec.structs.FieldInfo) -> str:
+    """Say what a setting is unless it is written, as the file would write it."""
+    value = field.default
+    if field.default_factory is not msgspec.NODEFAULT:
+        value = field.default_factory()
+    if value is msgspec.NODEFAULT:
+        return "required"
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
+    if isinstance(value, float | Enum):
+        return f"{value:g}" if isinstance(value, float) else str(value.value)
+    return str(value) if value not in ((), {}, "") else "empty"
 
 
 def described_type(kind: object) -> str:

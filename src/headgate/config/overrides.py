@@ -20,7 +20,7 @@ from headgate.config.sources import Table
 from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.task import TERMINAL, TaskStatus
-from headgate.executors.targets import ECHO, PULL, PULL_NAME, Target
+from headgate.executors.targets import BUILT_IN_TARGETS, ECHO, Target
 from headgate.storage import audit, ledger
 from headgate.storage.audit import AuditEntry
 from headgate.storage.queries import lanes
@@ -80,8 +80,8 @@ def written_table(tables: Tables, kind: str, name: str) -> Table | None:
         return found
     if kind == "projects":
         return {} if name == DEFAULT_PROJECT else None
-    if kind == "targets" and name == PULL_NAME:
-        return _written(PULL)
+    if kind == "targets" and name in BUILT_IN_TARGETS:
+        return _written(BUILT_IN_TARGETS[name])
     if kind == "targets":
         is_echo = name == ECHO_NAME and not tables.get(kind)
         return _written(ECHO) if is_echo else None
@@ -135,7 +135,7 @@ def _drop_empty_budgets(laid: dict[str, Table], overrides: Iterable[Override]) -
     taken = {one.name for one in overrides if one.kind == "budgets" and one.value is None}
     for name in taken & named.keys():
         table = named[name]
-        if isinstance(table, dict) and not set(table) - {"window"}:
+        if isinstance(table, dict) and not set(table) - {"window", "reserve"}:
             del named[name]
 
 
@@ -161,6 +161,9 @@ HOT = (
     "prices",
     "quota",
     "slots",
+    "gateway",
+    "upstreams",
+    "models",
 )
 """The sections that can change while the service runs; all others need a restart."""
 

@@ -369,8 +369,8 @@ class LiveConfig:
         self, before: ConfigState, after: ConfigState
     ) -> tuple[dict[str, Executor], list[Executor]]:
         """Return the executors of all targets, and those of them that were opened for this."""
-        old = {name: _work_of(target) for name, target in before.settings.targets.items()}
-        wanted = after.settings.targets
+        old = {name: _work_of(target) for name, target in before.settings.all_targets.items()}
+        wanted = after.settings.all_targets
         changed = {
             name: target
             for name, target in wanted.items()

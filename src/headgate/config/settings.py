@@ -7,7 +7,8 @@ Defaults are those of a service on one machine.
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta, inspect
@@ -35,9 +36,14 @@ from headgate.core.snapshot import (
     Standing,
     with_built_in_agent,
 )
-from headgate.core.task import ATTEMPT_SECONDS, MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS
+from headgate.core.task import (
+    ATTEMPT_SECONDS,
+    MAX_ATTEMPT_SECONDS,
+    MAX_ATTEMPTS,
+    UPSTREAM_PREFIX,
+)
 from headgate.errors import InvalidSettingError
-from headgate.executors.targets import PULL, PULL_NAME, PullTarget, Target
+from headgate.executors.targets import BUILT_IN_TARGETS, AnyTarget, PullTarget, Resolver, Target
 from headgate.providers.prices import Price
 
 # The settings of key slots: `[quota]` for all of them, and a table of `[[slots]]` for each.
@@ -55,55 +61,107 @@ Minutes = Annotated[int, Meta(ge=1, le=MINUTES_PER_DAY)]
 
 
 class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What holds for all slots."""
+    """What applies to all slots."""
 
     max_slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = 4
+    """How many slots the file may have."""
     max_consecutive_errors: Annotated[int, Meta(ge=1, le=RANGES["max_consecutive_errors"][1])] = 10
+    """After this many failed polls in a row the slot is disabled. After this many unconfirmed wakes
+    its wakes are disabled."""
     quota_poll_backoff_cap_minutes: Annotated[
         int, Meta(ge=1, le=RANGES["quota_poll_backoff_cap_minutes"][1])
     ] = 480
+    """The longest wait between two polls while they fail. The wait doubles up to this."""
     wake_quota_retry_window_minutes: Minutes = 15
+    """How long after a wake Headgate reads the quota every minute to see the new window. Then it
+    sends the wake once more."""
     wake_catch_up_minutes: Annotated[int, Meta(ge=0, le=MINUTES_PER_DAY)] = 15
+    """How late a wake of `wake_times` may be sent after the service was down or busy."""
     adaptive_polling: bool = False
+    """Poll up to four times less often while readings stay the same, and more often near a reset.
+    """
     max_log_days: Annotated[int, Meta(ge=1, le=3_650)] = 7
+    """How many days the log files of slots are kept."""
 
 
 class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key of a provider: where it is asked, when it is polled, when it is woken.
+    """One key of a provider: where its quota is read, and when its window is opened.
 
-    `base_url` stands for both addresses, `quota_url` and `request_url` for one each. The pointers
-    (RFC 6901) find the numbers in the answer of an `http-json` provider. `poll` says whether a
-    quota that only headers of responses tell may be asked for with requests, which cost.
-    `projects` are those whose tasks may use the slot; without it all may.
+    Write `[[slots]]` before each. Messages name its keys by its name, such as `slots.work.zone`.
+    Addresses are https; plain http works only on this machine, because a key goes along. The file
+    never contains a key. A slot whose key cannot be read keeps its tasks waiting, says why, and
+    tries again each minute.
     """
 
     name: Annotated[str, Meta(min_length=1, max_length=MAX_SLOT_NAME_LENGTH)]
+    """The name that tasks, targets, rate limits and commands use. Each slot has its own."""
     provider: ProviderName
+    """Whose key it is: `zai` (the GLM coding plan), `anthropic`, `openai`, or `http-json` for any
+    endpoint that reports its quota as JSON."""
     enabled: bool = True
+    """Whether Headgate polls and wakes it. Tasks of a disabled slot wait."""
     key_env: Text | None = None
+    """The environment variable with the key. A slot needs this or `key_file`."""
     key_file: Text | None = None
+    """The file with the key and nothing else, at most 16 KiB. Headgate reads it for each request,
+    so a new key works within a minute."""
     base_url: Text | None = None
+    """The beginning of both addresses; the usual paths of the provider follow. The default is the
+    provider's own address. Not for `http-json`."""
     quota_url: Text | None = None
+    """The whole address that reports the quota, in place of `base_url`. `http-json` needs it.
+    Without it, `anthropic` and `openai` learn the quota from real traffic (see `poll`)."""
     request_url: Text | None = None
+    """The whole address that receives a wake, in place of `base_url`. `http-json` needs it to be
+    woken."""
     headers: dict[str, str] = {}
+    """Headers of each request. `{key}` stands for the key and replaces the provider's own header;
+    `{env.NAME}` is filled from the environment."""
     wake_model: Text | None = None
+    """The model of a wake, and of a poll with `poll = "request"`. The default is `glm-4-flash`,
+    `claude-haiku-4-5` or `gpt-4o-mini`."""
     wake_body: Text | None = None
+    """The whole JSON body of a wake, in place of the usual one."""
     wake_modes: tuple[WakeMode, ...] = ()
+    """When to wake it: any of `interval`, `times` and `after_reset`. Empty, or the word `none`,
+    means never."""
     wake_on_start: bool | None = None
+    """Whether a start, or `headgate slot resume`, may wake it when no window is open. The default
+    is yes with `interval` or `after_reset`, and no otherwise."""
     wake_interval_minutes: Minutes = 60
+    """For `interval`: the time between two wakes."""
     wake_times: tuple[str, ...] = ()
+    """For `times`: at most 5 times of day such as `09:00`. Each is used once a day, also when
+    clocks change."""
     wake_after_reset_minutes: Minutes = 1
+    """For `after_reset`: how long after the end of a window Headgate opens the next."""
     poll: Literal["free", "request"] = "free"
+    """Whether Headgate may send requests to learn a quota that only response headers tell
+    (`anthropic`, `openai` without `quota_url`). With `request` each poll costs one word in and one
+    token out, and opens a window. With `free` it learns from real traffic and sends nothing."""
     poll_interval_minutes: Minutes = 30
+    """How often Headgate reads the quota."""
     zone: Text = "UTC"
+    """The time zone of `wake_times`, such as `Europe/Berlin`."""
     limit_type: Text | None = None
+    """Which row of the quota counts, by its type. The default is the usual row of the provider."""
     limit_unit: int | str | None = None
+    """Which row counts, by its unit, where several rows have the type. Needs `limit_type`."""
+    max_inflight: Permits | None = None
+    """How many tasks and calls may use the slot at a time. Without it there is no such limit."""
     projects: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_SLOTS)] | None = None
+    """The projects whose tasks may use the slot. Without it all may. For other projects the slot
+    does not exist."""
     percent_pointer: str | None = None
+    """For `http-json`: where the percentage used is in the answer (RFC 6901)."""
     used_pointer: str | None = None
+    """For `http-json`: where the amount used is, in place of a percentage."""
     limit_pointer: str | None = None
+    """For `http-json`: where the amount that may be used is, beside `used_pointer`."""
     reset_pointer: str | None = None
+    """For `http-json`: where the time of the reset is."""
     logging: bool = True
+    """Whether its requests and answers go to the log files of slots. Keys never do."""
 
 
 def slots_by_name(written: object) -> dict[str, object]:
@@ -121,7 +179,7 @@ def slots_by_name(written: object) -> dict[str, object]:
         if name in named:
             problem = f"{name!r} is the name of an earlier slot; each needs its own"
             raise InvalidSettingError(_name_key(place), problem)
-        _check_keyless(name, table)
+        check_keyless((SLOTS, name), table, "name its variable, key_env, or a key_file")
         named[name] = _with_modes(table)
     return named
 
@@ -144,10 +202,11 @@ def _name_key(place: int) -> str:
     return key_path(SLOTS, f"[{place}]", "name")
 
 
-def _check_keyless(name: str, table: dict[str, object]) -> None:
+def check_keyless(where: tuple[str, str], table: Mapping[str, object], advice: str) -> None:
+    """Refuse a table in which somebody has written a key of a provider itself."""
     for key in sorted(_KEYS_THEMSELVES & table.keys()):
-        problem = "a key is not written into the file; name its variable, key_env, or a key_file"
-        raise InvalidSettingError(key_path(SLOTS, name, key), problem)
+        problem = f"a key is not written into the file; {advice}"
+        raise InvalidSettingError(key_path(*where, key), problem)
 
 
 def _with_modes(table: dict[str, object]) -> dict[str, object]:
@@ -178,44 +237,95 @@ DashboardMode = Literal["on", "read-only", "off"]
 
 
 class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How tasks are admitted, chosen, run and kept."""
+    """How tasks are admitted, chosen, run and kept.
+
+    A number outside its range is refused. Only a reload takes a 0 where the range begins above it:
+    it keeps the value that was in force, and says so.
+    """
 
     enabled: bool = True
+    """Whether the service takes and starts tasks."""
     strategy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
+    """Which lane of a project goes first: `fair-fifo` takes the agent with the fewest tasks in
+    flight, `load` the lane with the deepest and oldest queue."""
     optimize_for: OptimizeFor | None = None
+    """With `load`: prefer the oldest tasks (`latency`), the deepest queue (`throughput`), or both
+    (`balanced`)."""
     alpha: Annotated[float, Meta(ge=0, le=MOST_UNSAFE_ALPHA)] | None = None
+    """The same as a number: 0 looks at age alone, 1 at depth alone. Give this or `optimize_for`.
+    The default is 0.25; more than 0.5 needs `allow_unsafe_alpha`."""
     allow_unsafe_alpha: bool = False
+    """Whether `alpha` may be above 0.5. Then a shallow lane may wait up to `max_wait_ticks`. Not
+    with `auto_tune`."""
     auto_tune: bool = False
+    """Whether `alpha` follows what the service observes, starting from the one given."""
     max_wait_ticks: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000
+    """A lane goes first once this many tasks have ended while it waited."""
     max_queue_size: QueueLength = 1_000
+    """How many tasks may wait in all. The service refuses more."""
     queue_share: QueueShare = 8.0
+    """How many tasks one project may have waiting, as a multiple of the free places in the queue.
+    """
     max_per_agent: QueueLength = 100
+    """How many tasks may wait for one agent, in each project."""
     max_scheduled: QueueLength = 10_000
+    """How many tasks with a `notBefore` may wait beside the queue. One project may have
+    `queue_share` times the free places."""
     max_inflight: Permits = 20
+    """How many tasks may be in flight, over all agents and nodes."""
     max_per_agent_inflight: Permits = 10
+    """How many tasks an agent without a `capacity` may have in flight."""
     worker_count: Workers = 20
+    """How many tasks this node runs at once."""
     task_retention_seconds: Seconds = TASK_RETENTION_SECONDS
+    """How long a task is kept after it ended."""
     max_ended_tasks: EndedTasks = MAX_ENDED_TASKS
+    """How many ended tasks are kept, about 1 KiB each. Those of the project with most go first:
+    refused ones, then cancelled and successful ones, failures last."""
     max_store_bytes: StoreBytes | None = None
+    """How much the store may take. From nine tenths of it on, ended tasks are deleted; beyond it
+    new tasks are refused with 507. Without it the disk of an SQLite file is the limit."""
     default_deadline_seconds: Seconds | None = None
+    """The deadline of a task that names none, counted from when it may start. Without it such a
+    task has none."""
     attempt_timeout_seconds: Annotated[float, Meta(ge=0.001, le=MAX_ATTEMPT_SECONDS)] = (
         ATTEMPT_SECONDS
     )
+    """How long one attempt may take, unless the task has a `timeoutSeconds`."""
     tick_seconds: Annotated[float, Meta(ge=0.01, le=3_600)] = 5.0
+    """How often the dispatcher looks for work when nothing wakes it."""
     usage_window_hours: Hours = 24
+    """The rolling window of shares, of `global_budget` and of each `budget_limit`."""
     global_budget: Annotated[int, Meta(ge=0, le=MAX_LIMIT_TOKENS)] = 0
+    """Tokens for everything together in that window; 0 is no limit."""
     default_tokens: Annotated[int, Meta(ge=1, le=MAX_RESERVATION_TOKENS)] = DEFAULT_TOKENS
+    """Tokens that work without an estimate counts in its project's share, for each unit of weight.
+    Budgets and usage do not count them."""
     reserve: Reserve = Reserve.EXPECTED
+    """What is reserved for work without an estimate once its kind is known: `expected` is a
+    quantile of its past costs, `strict` the largest."""
+    share_unit: Literal["tokens", "usd"] = "tokens"
+    """What the shares of projects are counted in, for tasks and calls."""
     estimate_quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = DEFAULT_QUANTILE
+    """The quantile of `expected`."""
     max_attempts: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] = 1
+    """How many attempts a task has that does not say."""
     max_lag_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000_000
+    """The most tokens that a project is owed when it comes back after a pause."""
     priority_ageing_seconds: SecondsOrNone = 0.0
+    """Waiting this long is worth one step of priority. With 0 priority is strict."""
     node_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 10.0
+    """A node that gives no sign for this long counts as lost, and its tasks start elsewhere."""
     worker_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
+    """The same for a worker that pulls tasks."""
     max_result_bytes: Annotated[int, Meta(ge=1, le=64 * 2**20)] = 2**20
+    """The largest result that is kept."""
     drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
+    """How long a stop waits for running tasks before it cancels them."""
     retry_base_seconds: Seconds = 1.0
+    """The wait after the first failed attempt. It doubles with each further one."""
     retry_max_seconds: Seconds = 60.0
+    """The longest such wait."""
 
     @property
     def resolved_alpha(self) -> float:
@@ -256,25 +366,49 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class RateLimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an agent type, a target or a slot may use; once loaded, `kind` is always known."""
+    """What an agent type, a target or a slot may use in any minute, hour or day.
+
+    Windows slide: no stretch of time as long as the window has more than the limit. At least one
+    limit is needed. A name `upstream:NAME` limits the calls of an upstream.
+    """
 
     kind: RateKind | None = None
+    """What the name refers to: an agent type, a target or a slot. Needed only where more than one
+    has this name; a name that none has is an agent type."""
     tokens_per_minute: Rate | None = None
+    """Tokens in any minute."""
     tokens_per_hour: Rate | None = None
+    """Tokens in any hour."""
     tokens_per_day: Rate | None = None
+    """Tokens in any day."""
     requests_per_minute: Rate | None = None
+    """Attempts in any minute."""
     requests_per_hour: Rate | None = None
+    """Attempts in any hour."""
     requests_per_day: Rate | None = None
+    """Attempts in any day."""
 
 
 class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The share, the cap and the budget of one project."""
+    """The share, the cap and the budget of one project.
+
+    A name has letters, digits and `. _ @ + -`. The project `default` always exists.
+    """
 
     name: str = ""
+    """A name for people."""
     credit_weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] = 1.0
+    """Its share relative to the other projects."""
     max_concurrent_agents: Permits | None = None
+    """How many of its tasks may be in flight. Without it there is no cap."""
     budget_limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT_TOKENS)] | None = None
+    """Tokens in the usage window: the budget of the scope `project:NAME`."""
+    reserve: Reserve | None = None
+    """What is reserved for its tasks and calls, in place of `scheduler.reserve` and
+    `gateway.reserve`."""
     status: ProjectStatus = ProjectStatus.ACTIVE
+    """An `active` project gets agents. A `draining` one finishes what it has and takes no new
+    tasks. `paused` and `archived` ones wait."""
 
     def to_project(self, project_id: str) -> Project:
         """Return the project as the decision knows it; it has no cap unless one is set."""
@@ -289,13 +423,25 @@ class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The capacity of one agent, its type, and whether it takes tasks that name none."""
+    """The capacity of one agent, its type, and whether it takes tasks that name no agent.
+
+    An agent that is not declared is created by its first task and takes only its own. Where no
+    declared agent accepts open tasks, the agent `built-in` runs the tasks that name none, up to
+    `scheduler.max_inflight` at once. It has no workers, so an open task of a `pull` target waits
+    for a declared agent.
+    """
 
     capacity: Permits | None = None
+    """How many tasks it may have in flight. The default is `scheduler.max_per_agent_inflight`."""
     type: str = ""
+    """The name that rate limits count by."""
     accepts_open: bool = True
+    """Whether it takes tasks that name no agent."""
     target: Text | None = None
+    """The target of its tasks that name none. `pull` leaves them to its workers."""
     status: Standing = Standing.ACTIVE
+    """A `paused` agent starts nothing. A `draining` one finishes what it has and takes no new
+    tasks."""
 
     def to_agent(self, agent_id: str, scheduler: SchedulerSettings) -> Agent:
         """Return the agent as the decision knows it."""
@@ -310,50 +456,210 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The limits of one scope, and the window that they hold for."""
+    """The limits of one scope, and the window that they count for.
+
+    A scope is a path such as `session:eval-1/workflow:w1`; `root` is everything together. A scope
+    has one budget: a `budget_limit` of the project `search` and `[budgets."project:search"]` are
+    refused together, and so are `global_budget` and `[budgets.root]`. A budget that leaves the file
+    ends with the next reload or start; one that was set with `headgate budget set` stays.
+    """
 
     limit_usd: Dollars | None = None
+    """The most dollars that may be spent, such as `"50.00"`. A budget needs this or `limit_tokens`.
+    """
     limit_tokens: Annotated[int, Meta(ge=0, le=MAX_LIMIT_TOKENS)] | None = None
+    """The most tokens that may be used."""
     window: str = "none"
+    """The time that the limits count for: `none`, `day`, `week` or `month`, with a zone if you like
+    (`week@Europe/Berlin`), or `rolling:24h`."""
+    reserve: Reserve | None = None
+    """What is reserved in it for tasks and calls. The default is what their project says. Where
+    several budgets apply, one with `strict` wins."""
 
 
 class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What models of a pattern cost, in dollars for a million tokens."""
+    """What models of a pattern cost, in dollars for a million tokens, from 0 to 1,000,000.
+
+    These prices override the published ones that come with Headgate. A pattern is the name of a
+    model as it is sent to the provider, with `*`, `?` and `[abc]` as in file names. The most
+    specific pattern counts: the name itself, then the longest text before the first wildcard.
+    `acme/gpt-5*` is for one provider; a pattern without `/` is for every provider.
+    """
 
     input: Dollars
+    """For the prompt, such as `"1.25"`."""
     output: Dollars
+    """For the answer."""
     cached_input: Dollars | None = None
+    """For the part of the prompt that came from a cache. The default is `input`."""
     cache_write: Dollars | None = None
+    """For the part of the prompt that went into a cache. The default is `input`."""
 
     def to_price(self) -> Price:
         """Return the price as the price list takes it."""
         return Price(**msgspec.structs.asdict(self))
 
 
+# The gateway: `[gateway]` for all calls, `[upstreams.NAME]` for each provider that they go to, and
+# `[models.NAME]` for each name of a model that stands for others.
+
+UPSTREAMS = "upstreams"
+UpstreamKind = Literal["anthropic", "openai"]
+PassthroughKeys = Literal["loopback", "always", "never"]
+BASE_URLS: dict[UpstreamKind, str] = {
+    "anthropic": "https://api.anthropic.com",
+    "openai": "https://api.openai.com/v1",
+}
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What applies to all calls of models that agents send through this service.
+
+    A reload changes this, upstreams and models for calls that come from then on.
+    """
+
+    enabled: bool = True
+    """Whether the gateway takes calls."""
+    reserve: Reserve = Reserve.EXPECTED
+    """What is reserved for the output of a call: `expected` is what such calls usually need,
+    `strict` the `max_tokens` it asks for. A project, a budget or a header may choose otherwise."""
+    clamp: bool = False
+    """Whether a `strict` call may be sent with a lower `max_tokens` where the budget has no room
+    for all of it."""
+    max_wait_seconds: Seconds = 21_600.0
+    """How long a call may wait. Then it is refused, with the reason."""
+    hold_seconds: Seconds = 240.0
+    """How long the connection of a call without streaming stays open while it waits. Then it gets a
+    429 and keeps its place for a while."""
+    escrow: bool = True
+    """Whether calls draw on slices of their budgets that are reserved for many calls at once. With
+    `false` each call has its own reservation."""
+    passthrough_keys: PassthroughKeys = "loopback"
+    """Whether a key that a client brings goes to an upstream without a key here: from this machine
+    only (`loopback`), from anywhere, or never. A configured key wins."""
+
+
+class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A provider that calls go to: its protocol, address, keys and models.
+
+    The upstreams `anthropic` and `openai` always exist, with the keys in `ANTHROPIC_API_KEY` and
+    `OPENAI_API_KEY`; a table of that name replaces the built-in one. The file never contains a key.
+    An upstream that leaves the file takes no new calls.
+    """
+
+    kind: UpstreamKind
+    """The protocol that it speaks."""
+    base_url: Text | None = None
+    """Its address, as clients of its protocol write it. The default is `https://api.anthropic.com`
+    or `https://api.openai.com/v1`. With a configured key it must be https, except on this machine.
+    """
+    key_env: Text | None = None
+    """The environment variable with its key. Not beside `slots`."""
+    slots: tuple[Text, ...] = ()
+    """The slots whose keys it uses, with their quota windows. Headgate chooses one for each call.
+    Calls go to `base_url`; the addresses of the slots are for quotas and wakes."""
+    models: tuple[Text, ...] = ()
+    """The names of models that go here, with `*`, `?` and `[abc]` as in file names. The default is
+    the usual names of its kind."""
+    max_inflight: Permits = 50
+    """How many calls may be in flight there, over all keys."""
+    headers: dict[str, str] = {}
+    """Headers of each call; `{env.NAME}` is filled from the environment. The header of the key is
+    not among them."""
+
+    @property
+    def has_key(self) -> bool:
+        """Whether it has a key of its own, so that those of clients do not go there."""
+        return self.key_env is not None or bool(self.slots)
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a slash at the end."""
+        return (self.base_url or BASE_URLS[self.kind]).rstrip("/")
+
+    @property
+    def api_url(self) -> str:
+        """What stands before `/models`, `/messages` and `/chat/completions`.
+
+        A base URL of OpenAI's protocol has its version in it, one of Anthropic's usually has not.
+        """
+        if self.kind == "openai":
+            return self.url
+        return f"{self.url.removesuffix('/v1')}/v1"
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A name that clients may ask for, and what it stands for.
+
+    It overrides the `models` of upstreams.
+    """
+
+    route: Annotated[tuple[Text, ...], Meta(min_length=1)]
+    """Its members in order, each `upstream/model` such as `anthropic/claude-haiku-4-5`. The next is
+    used where the one before is closed, exhausted or failing."""
+
+    @property
+    def members(self) -> tuple[tuple[str, str], ...]:
+        """The upstream and the model of each member; checked settings have both."""
+        parts = (member.partition("/") for member in self.route)
+        return tuple((upstream, model) for upstream, _, model in parts)
+
+
+def upstream_target(name: str) -> str:
+    """Return what calls to an upstream have for a target, in rate limits and reasons."""
+    return f"{UPSTREAM_PREFIX}{name}"
+
+
+BUILT_IN_UPSTREAMS: dict[str, UpstreamSettings] = {
+    "anthropic": UpstreamSettings(kind="anthropic", key_env="ANTHROPIC_API_KEY"),
+    "openai": UpstreamSettings(kind="openai", key_env="OPENAI_API_KEY"),
+}
+"""The upstreams that are there unless the file has others of these names.
+
+The variable of their key may be unset; a call then needs a key that its client brings along.
+"""
+
+OPTIONAL_KEYS = frozenset(upstream.key_env for upstream in BUILT_IN_UPSTREAMS.values())
+"""The variables of keys that nobody has to set, whether they are written into the file or not."""
+
+
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the API is served."""
 
     host: Text = "127.0.0.1"
+    """The address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = DEFAULT_PORT
+    """The port; 0 takes any free one."""
     advertise: Text | None = None
+    """Where other nodes reach this one, such as `http://10.0.0.5:7420`. The default is where it
+    listens."""
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is let in: whether this machine needs a token too, and which hosts and pages are ours."""
+    """Whether this machine needs a token too, and which hosts and pages may send requests."""
 
     required: bool = False
+    """Whether a token is needed on a loopback address too. On any other address it always is."""
     allowed_hosts: tuple[Text, ...] = ()
+    """What the `Host` header may say beside the names of this machine. On an address that is not
+    loopback, an empty list allows any."""
     allowed_origins: tuple[Text, ...] = ()
+    """Pages of other sites that may send requests, such as `https://headgate.example`."""
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is told of tasks that ended and of budgets, and which private addresses that may be."""
+    """Where webhooks may go, and how they are sent."""
 
     enabled: bool = True
+    """Whether webhooks are sent. If not, a task with a `callbackUrl` is refused."""
     allow: tuple[Text, ...] = ()
+    """Private networks (`10.0.0.0/8`) and host names that webhooks may go to."""
     alerts_url: Text | None = None
+    """Who hears of budgets that are used by half, by 80 percent and wholly."""
     try_timeout_seconds: Annotated[float, Meta(ge=0.1, le=60)] = 10.0
+    """How long one try may take in all."""
     concurrency: Annotated[int, Meta(ge=1, le=256)] = 32
+    """How many webhooks a node sends at a time, at most a quarter of them to one host."""
 
 
 def cores() -> int:
@@ -364,13 +670,14 @@ def cores() -> int:
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What keeps the tasks; without a URL, an SQLite file in the data directory.
-
-    `process` says whether a process of its own writes; None leaves it to the machine.
-    """
+    """What keeps the tasks."""
 
     url: Text | None = None
+    """What keeps the tasks: `sqlite:///path`, `postgresql://host/database`, or `memory:`, which
+    forgets them at the end. The default is an SQLite file in the data directory."""
     process: bool | None = None
+    """Whether a separate process writes to the store. The default is yes with more than one core.
+    Say `false` where other programs use all cores."""
 
     @property
     def writes_in_process(self) -> bool:
@@ -381,28 +688,35 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What keeps the ledger; without a URL, the store does."""
+    """What keeps the budgets."""
 
     url: Text | None = None
+    """Where budgets are kept: a URL as for the store, or `redis://host:6379/0`. Without it the
+    store keeps them, and writes a task and its money together."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is logged, and in which form; `auto` is text on a terminal and JSON elsewhere."""
+    """What is logged to standard error, and in which form."""
 
     level: LogLevel = "info"
+    """The lowest level that is written. `HEADGATE_LOG_LEVEL` overrides it. With `warning` no line
+    is made for a task."""
     format: LogFormat = "auto"
+    """Lines for people (`text`) or JSON. `auto` is text on a terminal and JSON elsewhere."""
 
 
 class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether spans are made; where they go is said by the variables of OpenTelemetry."""
+    """Whether spans are made. The variables of OpenTelemetry say where they go."""
 
     otel: bool = False
+    """Whether tasks become spans of OpenTelemetry. Needs `pip install 'headgate[otel]'`."""
 
 
 class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Whether pages for people are served, and whether anything can be changed from them."""
+    """Whether pages for people are served, and whether they can change anything."""
 
     mode: DashboardMode = "on"
+    """Whether pages are served at `/`. With `read-only` nothing can be changed from them."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -417,6 +731,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prices: dict[str, PriceSettings] = {}
     quota: QuotaSettings = QuotaSettings()
     slots: dict[str, SlotSettings] = {}
+    gateway: GatewaySettings = GatewaySettings()
+    upstreams: dict[str, UpstreamSettings] = {}
+    models: dict[str, ModelSettings] = {}
     server: ServerSettings = ServerSettings()
     auth: AuthSettings = AuthSettings()
     webhooks: WebhookSettings = WebhookSettings()
@@ -430,20 +747,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def default_target(self) -> str | None:
         """The target of a task that names none: the one marked so, or the only one there is.
 
-        The target that is always there counts only where no other is.
+        The targets that are always there count only where no other is.
         """
         marked = [name for name, target in self.targets.items() if target.default]
         if marked:
             return marked[0]
-        own = [name for name in self.targets if name != PULL_NAME] or list(self.targets)
+        own = [name for name in self.targets if name not in BUILT_IN_TARGETS] or list(self.targets)
         taking = [name for name in own if self.targets[name].status is not Standing.DRAINING]
         only = taking or own
         return only[0] if len(only) == 1 else None
 
     @property
     def all_targets(self) -> dict[str, Target]:
-        """All targets by name, with the one that is always there."""
-        return {PULL_NAME: PULL, **self.targets}
+        """All targets by name, with those that are always there."""
+        return {**BUILT_IN_TARGETS, **self.targets}
+
+    @property
+    def all_upstreams(self) -> dict[str, UpstreamSettings]:
+        """All upstreams by name: those of the file in its order, then the built-in ones."""
+        return self.upstreams | {
+            name: upstream
+            for name, upstream in BUILT_IN_UPSTREAMS.items()
+            if name not in self.upstreams
+        }
 
     @property
     def pull_targets(self) -> frozenset[str]:
@@ -479,6 +805,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 TABLES: dict[str, type[msgspec.Struct]] = {
     "scheduler": SchedulerSettings,
     "quota": QuotaSettings,
+    "gateway": GatewaySettings,
     "server": ServerSettings,
     "auth": AuthSettings,
     "webhooks": WebhookSettings,
@@ -490,8 +817,34 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 }
 """The sections that are one table each; environment variables reach these."""
 
-NAMED_TABLES = ("rate_limits", "targets", "projects", "agents", "budgets", "prices", "slots")
+NAMED_TABLES = (
+    "rate_limits",
+    "targets",
+    "projects",
+    "agents",
+    "budgets",
+    "prices",
+    SLOTS,
+    UPSTREAMS,
+    "models",
+)
 """The sections that have a table for each name; that of a slot is written inside."""
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    **{f"[{name}]": kind for name, kind in TABLES.items()},
+    "[projects.NAME]": ProjectSettings,
+    "[agents.NAME]": AgentSettings,
+    "[rate_limits.NAME]": RateLimitSettings,
+    '[budgets."SCOPE"]': BudgetSettings,
+    '[prices."PATTERN"]': PriceSettings,
+    "[[slots]]": SlotSettings,
+    "[upstreams.NAME]": UpstreamSettings,
+    "[models.NAME]": ModelSettings,
+    "[targets.NAME]": AnyTarget,
+    **{f'kind = "{kind.__struct_config__.tag}"': kind for kind in get_args(Target)},
+    "resolver": Resolver,
+}
+"""Every table of the file, as it is written; `headgate config explain` goes by it."""
 
 
 def _begins_above_zero(info: inspect.Type) -> bool:

@@ -1,5 +1,7 @@
 """From the settings of a slot to its key, its endpoint, and what the rules know of it.
 
+The key and the headers of an upstream of the gateway are read here as well.
+
 Rule: a key is read when it is used, and goes nowhere else. No message, repr or difference has it;
 what is kept of it is a digest.
 """
@@ -14,17 +16,27 @@ from pathlib import Path
 import msgspec
 
 from headgate.config.messages import key_path
-from headgate.config.settings import SLOTS, QuotaSettings, Settings, SlotSettings
+from headgate.config.settings import (
+    SLOTS,
+    UPSTREAMS,
+    QuotaSettings,
+    Settings,
+    SlotSettings,
+    UpstreamSettings,
+)
 from headgate.config.sources import regular_content
 from headgate.core.slots.slot import SlotConfig
 from headgate.core.slots.wakes import QuotaSource, WakeConfig
 from headgate.errors import InvalidSettingError
-from headgate.executors.templates import no_slot_keys
+from headgate.executors.templates import VARIABLE, Environment, no_slot_keys
 from headgate.providers.endpoints import ProviderEndpoint
+from headgate.providers.http_headers import check_header_value
 from headgate.storage.zones import zone
 
 MAX_KEY_BYTES = 16_384
 DIGEST_CHARACTERS = 32
+LEAST_SECRET_LENGTH = 8
+"""A shorter value of a variable is no secret: to hide it would spoil what others say."""
 
 _KEY = re.compile(r"[!-~]+")
 
@@ -32,12 +44,38 @@ _KEY = re.compile(r"[!-~]+")
 def read_key(slot: SlotSettings, environ: Mapping[str, str]) -> str:
     """Read the key anew, or raise `InvalidSettingError`, which says what to do and not the key."""
     if slot.key_env is not None:
-        text = environ.get(slot.key_env)
-        if text is None:
-            problem = f"the variable {slot.key_env} is not set; set it where the service starts"
-            raise _unreadable(slot, "key_env", problem)
-        return _checked(slot, "key_env", f"the variable {slot.key_env}", text)
-    return _key_in_file(slot, slot.key_file or "")
+        return _key_in_variable(slot.key_env, environ, key_path(SLOTS, slot.name, "key_env"))
+    return _key_in_file(slot.key_file or "", key_path(SLOTS, slot.name, "key_file"))
+
+
+def read_upstream_key(name: str, upstream: UpstreamSettings, environ: Mapping[str, str]) -> str:
+    """Read the key that an upstream itself has, as that of a slot is read."""
+    field = key_path(UPSTREAMS, name, "key_env")
+    if upstream.key_env is None:
+        raise InvalidSettingError(field, "is not set, so that it has no key of its own")
+    return _key_in_variable(upstream.key_env, environ, field)
+
+
+def upstream_headers(
+    name: str, upstream: UpstreamSettings, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the headers of an upstream as they are sent, or raise `InvalidSettingError`."""
+    environment = Environment(environ)
+    filled: dict[str, str] = {}
+    for header, text in upstream.headers.items():
+        setting = key_path(UPSTREAMS, name, "headers", header)
+        parts = VARIABLE.split(text)
+        parts[1::2] = [environment.value(one, setting=setting) for one in parts[1::2]]
+        filled[header] = "".join(parts)
+        check_header_value(filled[header], setting)
+    return filled
+
+
+def upstream_secrets(upstream: UpstreamSettings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values of variables in the headers of an upstream, which nobody is to see."""
+    names = [one for text in upstream.headers.values() for one in VARIABLE.split(text)[1::2]]
+    found = [environ[name] for name in dict.fromkeys(names) if name in environ]
+    return tuple(value for value in found if len(value) >= LEAST_SECRET_LENGTH)
 
 
 class SlotKeys:
@@ -115,30 +153,34 @@ def slot_config(settings: Settings, slot: SlotSettings, key: str | None) -> Slot
     )
 
 
-def _key_in_file(slot: SlotSettings, name: str) -> str:
+def _key_in_variable(variable: str, environ: Mapping[str, str], field: str) -> str:
+    text = environ.get(variable)
+    if text is None:
+        problem = f"the variable {variable} is not set; set it where the service starts"
+        raise InvalidSettingError(field, problem)
+    return _checked(text, f"the variable {variable}", field)
+
+
+def _key_in_file(name: str, field: str) -> str:
     try:
         content = regular_content(Path(name).expanduser(), MAX_KEY_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise _unreadable(slot, "key_file", f"{name} cannot be read: {why}") from None
+        raise InvalidSettingError(field, f"{name} cannot be read: {why}") from None
     if len(content) > MAX_KEY_BYTES:
         problem = f"{name} has more than {MAX_KEY_BYTES:,} bytes; it holds no key"
-        raise _unreadable(slot, "key_file", problem)
-    return _checked(slot, "key_file", name, content.decode("ascii", "replace"))
+        raise InvalidSettingError(field, problem)
+    return _checked(content.decode("ascii", "replace"), name, field)
 
 
-def _checked(slot: SlotSettings, field: str, place: str, text: str) -> str:
+def _checked(text: str, place: str, field: str) -> str:
     key = text.strip()
     if not key:
-        raise _unreadable(slot, field, f"{place} is empty; put the key there")
+        raise InvalidSettingError(field, f"{place} is empty; put the key there")
     if not _KEY.fullmatch(key):
         problem = f"{place} does not hold just a key, one line of printable ASCII without spaces"
-        raise _unreadable(slot, field, problem)
+        raise InvalidSettingError(field, problem)
     return key
-
-
-def _unreadable(slot: SlotSettings, field: str, problem: str) -> InvalidSettingError:
-    return InvalidSettingError(key_path(SLOTS, slot.name, field), problem)
 
 
 def _key_digest(slot: SlotSettings, key: str | None) -> str:
@@ -151,8 +193,8 @@ def _key_digest(slot: SlotSettings, key: str | None) -> str:
 def _settings_digest(quota: QuotaSettings, slot: SlotSettings, key: str | None) -> str:
     # How many slots there may be, and how long logs are kept, is none of one slot's matters.
     shared = msgspec.structs.replace(quota, max_slots=1, max_log_days=1)
-    # Who may use a slot changes nothing about its key and its window.
-    return _digest(msgspec.structs.replace(slot, projects=None), shared, key)
+    # Who may use a slot, and how many at a time, changes nothing about its key and its window.
+    return _digest(msgspec.structs.replace(slot, projects=None, max_inflight=None), shared, key)
 
 
 def _digest(*parts: object) -> str:

@@ -136,12 +136,23 @@ def merge(
     """
     if path is None:
         return merge_tables({}, environ, overrides, origin="")
-    text = read_text(path)
-    raw = parsed(text, str(path))
+    return merge_text(read_text(path), str(path), environ, overrides, is_again=is_again)
+
+
+def merge_text(
+    text: str,
+    name: str,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, object],
+    *,
+    is_again: bool = False,
+) -> Merged:
+    """Lay variables and options over the text of a file; `name` is how errors call it."""
+    raw = parsed(text, name)
     try:
-        merged = merge_tables(raw, environ, overrides, origin=str(path), is_again=is_again)
+        merged = merge_tables(raw, environ, overrides, origin=name, is_again=is_again)
     except InvalidSettingError as error:
-        raise Merged({}, {}, file=str(path), text=text).located(error) from None
+        raise Merged({}, {}, file=name, text=text).located(error) from None
     return merged._replace(text=text)
 
 
@@ -180,15 +191,20 @@ def read_text(path: Path) -> str:
         why = error.strerror if isinstance(error, OSError) else error
         problem = f"cannot be read: {why}; name a file with --config"
         raise InvalidSettingError(str(path), problem) from None
+    return decoded_text(content, str(path))
+
+
+def decoded_text(content: bytes, name: str) -> str:
+    """Return the text of a settings file from its bytes; `name` is how errors call it."""
     if len(content) > MAX_FILE_BYTES:
         problem = f"has more than {MAX_FILE_BYTES:,} bytes; it is not a settings file"
-        raise InvalidSettingError(str(path), problem)
+        raise InvalidSettingError(name, problem)
     content = content.removeprefix(BYTE_ORDER_MARK)
     try:
         return content.decode()
     except UnicodeDecodeError as error:
         line, column = _line_and_column(content[: error.start].decode())
-        place = f"{path}, line {line}, column {column}"
+        place = f"{name}, line {line}, column {column}"
         raise InvalidSettingError(place, "is not UTF-8") from None
 
 

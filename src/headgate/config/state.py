@@ -26,15 +26,23 @@ from headgate.config.overrides import (
     with_overrides,
     written_table,
 )
-from headgate.config.settings import DEFAULT_PROJECT, SchedulerSettings, Settings
+from headgate.config.settings import (
+    DEFAULT_PROJECT,
+    SchedulerSettings,
+    Settings,
+    UpstreamSettings,
+)
 from headgate.config.sources import Merged, Table
 from headgate.errors import InvalidSettingError
-from headgate.executors.targets import PULL_NAME
+from headgate.executors.targets import BUILT_IN_TARGETS
 
 DRAINING_SECTIONS = ("projects", "agents", "targets")
 DRAINING = "draining"
 _EITHER = ("alpha", "optimize_for")
-_ALWAYS_THERE = (("projects", DEFAULT_PROJECT), ("targets", PULL_NAME))
+_ALWAYS_THERE = (
+    ("projects", DEFAULT_PROJECT),
+    *(("targets", name) for name in BUILT_IN_TARGETS),
+)
 
 Names = frozenset[tuple[str, str]]
 """Section and name of each."""
@@ -89,6 +97,12 @@ class ConfigState(msgspec.Struct, frozen=True, kw_only=True):
                 f"agents.{name}.capacity"
                 for name, agent in self.settings.agents.items()
                 if agent.capacity is not None
+            ]
+            + [
+                f"upstreams.{name}.max_inflight"
+                for name, upstream in self.settings.upstreams.items()
+                if ("upstreams", name, "max_inflight") in self.origins
+                or upstream.max_inflight != UpstreamSettings(kind=upstream.kind).max_inflight
             ]
         )
 
@@ -212,7 +226,7 @@ def _with_default(targets: Table) -> Table:
 
     Without that, one that drains beside it would be the only one, and take nothing new.
     """
-    if set(targets) - {PULL_NAME}:
+    if set(targets) - BUILT_IN_TARGETS.keys():
         return targets
     name = next(iter(targets), ECHO_NAME)
     written = written_table({"targets": targets}, "targets", name) or {}

@@ -16,11 +16,13 @@ from headgate.config.messages import key_path
 from headgate.config.settings import (
     DEFAULT_PROJECT,
     SLOTS,
+    UPSTREAMS,
     AuthSettings,
     PriceSettings,
     SchedulerSettings,
     Settings,
     SlotSettings,
+    UpstreamSettings,
     WebhookSettings,
 )
 from headgate.config.slot_keys import endpoint_of, quota_source, wake_config
@@ -28,15 +30,16 @@ from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MICRO_PER_USD, MicroUsd, to_micro_usd
 from headgate.core.slots.wakes import check_wake_config
 from headgate.core.snapshot import BUILT_IN_AGENT, MIN_CREDIT_WEIGHT, RESERVED, Standing
+from headgate.core.task import UPSTREAM_PREFIX
 from headgate.errors import (
     InvalidAmountError,
     InvalidFieldError,
     InvalidScopeError,
     InvalidSettingError,
 )
-from headgate.executors.targets import PULL_NAME, PullTarget
+from headgate.executors.targets import BUILT_IN_TARGETS, GatewayTarget
 from headgate.executors.templates import KEY
-from headgate.providers.endpoints import HTTP_JSON, check_endpoint
+from headgate.providers.endpoints import HTTP_JSON, ProviderEndpoint, check_endpoint
 from headgate.providers.http_headers import HEADER_NAME
 from headgate.redaction import redacted
 
@@ -47,10 +50,12 @@ from headgate.redaction import redacted
 
 LEAST_KEY_LENGTH = 20
 ADDRESSES = ("base_url", "quota_url", "request_url")
+_SAID_BY_GATEWAY = ("slot", "provider", "gateway", "book_failures")
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][\w.]*\}")
-_KNOWN = re.compile(r"\{key\}|\{env\.\w+\}")
+_FROM_ENVIRONMENT = {"{env.NAME}": re.compile(r"\{env\.\w+\}")}
+_IN_SLOTS = {"{key}": re.compile(r"\{key\}"), **_FROM_ENVIRONMENT}
 _LOOPBACK = re.compile(r"localhost|127(\.[0-9]{1,3}){3}|::1")
 
 
@@ -85,7 +90,7 @@ def _check_slot(settings: Settings, slot: SlotSettings) -> None:
     where = (SLOTS, slot.name)
     _check_slot_projects(settings, slot, where)
     _check_key(slot, where)
-    _check_headers(slot, where)
+    _check_headers(slot.headers, where, _IN_SLOTS)
     wakes = bool(slot.wake_modes)
     check_endpoint(slot.provider, endpoint_of(slot), setting=key_path(*where), wakes=wakes)
     _check_addresses(slot, where)
@@ -117,9 +122,13 @@ def _check_key(slot: SlotSettings, where: tuple[str, str]) -> None:
         return
     if slot.key_file is not None:
         raise InvalidSettingError(field, "give either key_env or key_file, not both")
-    if not _VARIABLE.fullmatch(slot.key_env) or _looks_like_a_key(slot.key_env):
+    _check_variable(slot.key_env, field, example="ZAI_KEY")
+
+
+def _check_variable(name: str, field: str, *, example: str) -> None:
+    if not _VARIABLE.fullmatch(name) or _looks_like_a_key(name):
         # Whoever writes the key itself here must not find it in a message.
-        problem = "is the name of a variable, as ZAI_KEY; the key itself is not written here"
+        problem = f"is the name of a variable, as {example}; the key itself is not written here"
         raise InvalidSettingError(field, problem)
 
 
@@ -128,32 +137,36 @@ def _looks_like_a_key(name: str) -> bool:
     return bool(is_random) or redacted(name) != name
 
 
-def _check_headers(slot: SlotSettings, where: tuple[str, str]) -> None:
-    for name, value in slot.headers.items():
+def _check_headers(
+    headers: Mapping[str, str], where: tuple[str, str], known: Mapping[str, re.Pattern[str]]
+) -> None:
+    for name, value in headers.items():
         field = key_path(*where, "headers", name)
         if not HEADER_NAME.fullmatch(name):
             raise InvalidSettingError(field, "is not the name of a header")
-        wrong = [one for one in _PLACEHOLDER.findall(value) if not _KNOWN.fullmatch(one)]
-        if wrong:
-            raise InvalidSettingError(
-                field, f"{wrong[0]} is unknown; it may be {{key}} or {{env.NAME}}"
-            )
+        for one in _PLACEHOLDER.findall(value):
+            if not any(pattern.fullmatch(one) for pattern in known.values()):
+                raise InvalidSettingError(
+                    field, f"{one} is unknown; it may be {' or '.join(known)}"
+                )
 
 
 def _check_addresses(slot: SlotSettings, where: tuple[str, str]) -> None:
     for name in ADDRESSES:
-        place = urlsplit(getattr(slot, name) or "")
-        field = key_path(*where, name)
-        if "@" in place.netloc:
-            raise InvalidSettingError(field, "has a user or a password in it; take it out")
-        if place.scheme == "http" and not _LOOPBACK.fullmatch(place.hostname or ""):
-            problem = (
-                "would send the key unencrypted; write https, as http is for this machine only"
-            )
-            raise InvalidSettingError(field, problem)
+        _check_address(getattr(slot, name) or "", key_path(*where, name), carries_key=True)
     if slot.provider == HTTP_JSON and slot.base_url is not None:
         problem = "has no meaning for http-json; write quota_url and request_url"
         raise InvalidSettingError(key_path(*where, "base_url"), problem)
+
+
+def _check_address(url: str, field: str, *, carries_key: bool) -> None:
+    place = urlsplit(url)
+    if "@" in place.netloc:
+        raise InvalidSettingError(field, "has a user or a password in it; take it out")
+    is_open = place.scheme == "http" and not _LOOPBACK.fullmatch(place.hostname or "")
+    if carries_key and is_open:
+        problem = "would send the key unencrypted; write https, as http is for this machine only"
+        raise InvalidSettingError(field, problem)
 
 
 def _check_providers(settings: Settings) -> None:
@@ -181,6 +194,116 @@ def _check_key_places(settings: Settings) -> None:
             raise InvalidSettingError(
                 key_path("targets", name, "slot"), f"{problem}; add it, or correct the name"
             )
+
+
+# What the types of the gateway cannot say: which upstreams can be reached with which keys, and
+# whether a route leads to one.
+#
+# Rule: a call leaves this service, and each member of a route says where to. No address is this
+# service's own, and no member is a name that stands for others.
+
+KEY_HEADERS = frozenset({"authorization", "proxy-authorization", "x-api-key"})
+"""Headers that carry a key, which nobody writes beside the one that an upstream has."""
+
+_UPSTREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  named, not listened on
+_WILDCARDS = frozenset("*?")
+
+
+def check_gateway(settings: Settings) -> None:
+    """Raise `InvalidSettingError`, naming the key, unless calls could go where they are to."""
+    for name, upstream in settings.upstreams.items():
+        if not _UPSTREAM_NAME.fullmatch(name):
+            problem = "an upstream's name is made of letters, digits and . _ -"
+            raise InvalidSettingError(key_path(UPSTREAMS, name), problem)
+        _check_upstream(settings, upstream, (UPSTREAMS, name))
+    for name, model in settings.models.items():
+        _check_alias(name)
+        for place, member in enumerate(model.route):
+            problem = _problem_of_member(settings, member)
+            if not problem and member in model.route[:place]:
+                problem = f"{_shown(member)} is in this route already; leave it out"
+            if problem:
+                raise InvalidSettingError(key_path("models", name, "route", f"[{place}]"), problem)
+
+
+def _check_upstream(settings: Settings, upstream: UpstreamSettings, where: tuple[str, str]) -> None:
+    if upstream.key_env is not None:
+        field = key_path(*where, "key_env")
+        if upstream.slots:
+            raise InvalidSettingError(field, "give either key_env or slots, not both")
+        _check_variable(upstream.key_env, field, example="OPENAI_API_KEY")
+    for place, slot in enumerate(upstream.slots):
+        field = key_path(*where, SLOTS, f"[{place}]")
+        if slot not in settings.slots:
+            problem = f"no [[slots]] has the name {_shown(slot)}; add one, or correct the name"
+            raise InvalidSettingError(field, problem)
+        if slot in upstream.slots[:place]:
+            raise InvalidSettingError(field, f"{_shown(slot)} is in the list already; leave it out")
+    for place, pattern in enumerate(upstream.models):
+        if not pattern.isprintable() or pattern.strip() != pattern:
+            problem = "is a name or a pattern as claude-*, printable, with no space at its ends"
+            raise InvalidSettingError(key_path(*where, "models", f"[{place}]"), problem)
+    _check_headers(upstream.headers, where, _FROM_ENVIRONMENT)
+    for header in upstream.headers:
+        if header.lower() in KEY_HEADERS:
+            problem = "carries a key, which is not written into the file; use key_env or slots"
+            raise InvalidSettingError(key_path(*where, "headers", header), problem)
+    endpoint = ProviderEndpoint(base_url=upstream.base_url, headers=upstream.headers)
+    check_endpoint(upstream.kind, endpoint, setting=key_path(*where))
+    _check_base_url(settings, upstream, key_path(*where, "base_url"))
+
+
+def _check_base_url(settings: Settings, upstream: UpstreamSettings, field: str) -> None:
+    place = urlsplit(upstream.url)
+    _check_address(upstream.url, field, carries_key=upstream.has_key)
+    if "?" in upstream.url or "#" in upstream.url:
+        problem = "has a ? or # in it, and paths are put behind it; take that out"
+        raise InvalidSettingError(field, problem)
+    server, host = settings.server, place.hostname or ""
+    own = urlsplit(server.advertise or "")
+    port = place.port or (443 if place.scheme == "https" else 80)
+    is_every = server.host in _EVERY_ADDRESS
+    is_here = host == server.host or (is_every and host in _EVERY_ADDRESS)
+    is_local = bool(_LOOPBACK.fullmatch(host))
+    is_here = is_here or (is_local and (is_every or bool(_LOOPBACK.fullmatch(server.host))))
+    if (is_here and port == server.port) or (own.hostname == host and own.port == port):
+        problem = "is this service itself, so that calls would go round and round; name a provider"
+        raise InvalidSettingError(field, problem)
+
+
+def _check_alias(name: str) -> None:
+    if name.strip() != name:
+        raise InvalidSettingError(key_path("models", name), "has spaces at its ends; take them out")
+    if _WILDCARDS & set(name):
+        problem = "is a name and no pattern; patterns are for models of [upstreams]"
+        raise InvalidSettingError(key_path("models", name), problem)
+
+
+def _problem_of_member(settings: Settings, member: str) -> str:
+    """Say what is wrong with a member of a route; nothing if it leads to an upstream."""
+    upstream, slash, model = member.partition("/")
+    known = settings.all_upstreams
+    if not member.isprintable() or member.strip() != member:
+        return "is written upstream/model, printable, with no space at its ends"
+    if not slash and member in settings.models:
+        return (
+            f"{_shown(member)} is a name of [models]; write what it stands for, as upstream/model"
+        )
+    if not slash and member not in known:
+        likely = "anthropic" if member.lower().startswith("claude") else "openai"
+        return f'{_shown(member)} does not say where; write the upstream before it, as "{likely}/…"'
+    if upstream not in known:
+        return f"there is no upstream {_shown(upstream)}; known are {', '.join(known)}"
+    if not model:
+        return f'{_shown(member)} names no model; write it behind, as "{upstream}/MODEL"'
+    if _WILDCARDS & set(model):
+        return f"{_shown(member)} is a pattern; write the name of one model"
+    return ""
+
+
+def _shown(text: str) -> str:
+    return repr(text[:_SHOWN_CHARACTERS])
 
 
 MAX_NAMES = 10_000
@@ -235,6 +358,7 @@ def check(settings: Settings) -> None:
     _check_targets(settings)
     _check_pulling_and_agents(settings)
     check_slots(settings)
+    check_gateway(settings)
     _check_advertised(settings.server.advertise)
     _check_auth(settings.auth)
     _check_webhooks(settings.webhooks)
@@ -285,9 +409,15 @@ def _check_project_name(name: str) -> None:
 
 
 def _check_pulling_and_agents(settings: Settings) -> None:
-    if not isinstance(settings.all_targets[PULL_NAME], PullTarget):
-        problem = f"the target {PULL_NAME} is what workers pull; give this one another name"
-        raise InvalidSettingError(key_path("targets", PULL_NAME), problem)
+    for name, built_in in BUILT_IN_TARGETS.items():
+        if type(settings.all_targets[name]) is not type(built_in):
+            problem = f"the target {name} is always of kind {name}; give this one another name"
+            raise InvalidSettingError(key_path("targets", name), problem)
+    for name, target in settings.targets.items():
+        for key in _SAID_BY_GATEWAY if isinstance(target, GatewayTarget) else ():
+            if getattr(target, key) is not None:
+                problem = "is for the gateway to say; leave it out"
+                raise InvalidSettingError(key_path("targets", name, key), problem)
     if BUILT_IN_AGENT in settings.agents:
         raise InvalidSettingError(key_path("agents", BUILT_IN_AGENT), RESERVED)
     for name, agent in settings.agents.items():
@@ -298,6 +428,9 @@ def _check_pulling_and_agents(settings: Settings) -> None:
 
 def _check_targets(settings: Settings) -> None:
     for name, target in settings.targets.items():
+        if name.startswith(UPSTREAM_PREFIX):
+            problem = f"a name with {UPSTREAM_PREFIX} before it is of calls; give it another"
+            raise InvalidSettingError(key_path("targets", name), problem)
         if target.estimate_usd is not None:
             said = target.estimate_usd
             with at_dollars(said, MAX_RESERVATION_MICRO_USD, "targets", name, "estimate_usd"):
