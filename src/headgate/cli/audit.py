@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import print_json_lines, print_table
+from headgate.cli.output import clock_time, print_json_lines, print_table
 
 if TYPE_CHECKING:
     from headgate.api.schema.admin import AuditEntryBody
@@ -31,12 +30,12 @@ Examples:
     type=click.IntRange(1, MAX_SHOWN),
     default=50,
     show_default=True,
-    help="How many to print.",
+    help="How many to show.",
 )
 @connection_options
 @json_option
 def audit(*, limit: int, connection: Connection, as_json: bool) -> None:
-    """Print who changed what, newest first; changes are kept for 90 days."""
+    """Show who changed what, newest first; entries are kept for 90 days."""
     entries = _entries(connection, limit)
     if as_json:
         print_json_lines(entries)
@@ -59,7 +58,7 @@ def _entries(connection: Connection, limit: int) -> list[AuditEntryBody]:
 
 
 def _row(entry: AuditEntryBody) -> tuple[str, ...]:
-    at = f"{entry.at.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    at = clock_time(entry.at)
     return at, entry.actor, entry.action, entry.subject, _change(entry.detail)
 
 

@@ -43,10 +43,11 @@ def backup(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Copy the store to a file: tasks, budgets, tokens, overrides and the audit log.
+    """Copy the store to a file.
 
-    The service may run meanwhile. The copy is checked before it gets its name, and only its owner
-    can read it. A store in PostgreSQL is copied with pg_dump.
+    The copy has the tasks, budgets, tokens, overrides and the audit log. The service may run
+    meanwhile. The command checks the copy before it gives it its name, and only you can read it.
+    Use pg_dump for a store in PostgreSQL.
     """
     from headgate.storage.backup import back_up  # noqa: PLC0415
 
@@ -57,7 +58,7 @@ def backup(
     if as_json:
         print_json({"file": str(file), "store": str(source), "bytes": size_bytes})
         return
-    click.echo(f"{file}: {size_bytes:,} bytes of {source}, checked")
+    click.echo(f"Copied {source} to {file}: {size_bytes:,} bytes, checked")
     if settings.ledger.url is not None and settings.ledger.url != settings.store.url:
         click.echo("headgate: the ledger is outside the store and not in the copy", err=True)
 
@@ -79,7 +80,7 @@ Examples:
 """
 )
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--force", is_flag=True, help="Set a store that is there aside, under another name.")
+@click.option("--force", is_flag=True, help="Rename an existing store instead of refusing.")
 @data_option
 @config_option
 @store_option
@@ -93,19 +94,19 @@ def restore(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Put a copy that headgate backup made in place of the store.
+    """Replace the store with a copy that headgate backup made.
 
-    The service must not run. The copy is checked first. What was running when it was made is taken
-    back at the next start, as after a crash; so it may run a second time.
+    Stop the service first. The command checks the copy before it replaces anything. Tasks that ran
+    when the copy was made run again at the next start, as after a crash.
     """
     store = sqlite_store(settings_of(path, store_url), data, does="restore")
     aside = _restore(file.absolute(), store, replaces=force)
     if as_json:
         print_json({"store": str(store), "aside": None if aside is None else str(aside)})
         return
-    click.echo(f"{store}: restored from {file}; start the service with headgate up")
+    click.echo(f"Restored {store} from {file}. Start the service with headgate up.")
     if aside is not None:
-        click.echo(f"what was there before is {aside}")
+        click.echo(f"The store that was there is now {aside}")
 
 
 def _restore(copy: Path, store: Path, *, replaces: bool) -> Path | None:

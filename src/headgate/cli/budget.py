@@ -1,411 +1,347 @@
-"""`headgate budget`: set limits, see what is spent, read the journal, put right what is wrong."""
+"""`headgate budget`: set limits, see what is spent, read the journal, put right what is wrong.
+
+A running service has the budgets, unless `--ledger` names a file or a URL that has them. Rules: a
+command that writes says where it wrote; and one that only reads creates no ledger, since a path
+with a mistake in it would show that nothing was spent.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import click
 import msgspec
 
-from headgate.budgets.connect import EXAMPLES, SCHEMES, URL_VARIABLE, scheme_of
-from headgate.budgets.status import ScopeStatus
-from headgate.cli.connection import Connection, connect, data_directory
-from headgate.cli.output import print_json, print_table
-from headgate.core.budgets.burn_rate import BurnRate, burn_rate, exhausted_at, last_read_at
-from headgate.core.budgets.ledger import MAX_ACCOUNTS, Adjustment, JournalEntry
-from headgate.core.budgets.reservations import Delta
+from headgate.budgets.connect import SCHEMES, URL_VARIABLE, scheme_of
+from headgate.cli.completion import BUDGET
+from headgate.cli.connection import (
+    Connection,
+    connect,
+    connection_options,
+    default_directory,
+    find_service,
+    json_option,
+)
+from headgate.cli.output import (
+    clock_time,
+    duration,
+    length_of,
+    print_json,
+    print_json_lines,
+    print_table,
+    unknown_name,
+)
 from headgate.core.budgets.scopes import Scope, ancestors, is_within, leaf_kind, parse_scope
 from headgate.core.budgets.windows import window_words
-from headgate.core.money import format_usd, plain_usd
-from headgate.errors import InvalidScopeError, InvalidSettingError, LedgerUnavailableError, utc_time
-
-if TYPE_CHECKING:
-    from headgate.budgets.tracker import LedgerTracker
-
-
-# A budget in words: what was spent of what, how fast, and until when it lasts.
-
-ROWS_SHOWN = 50
-NOT_KNOWN = "not known, there is no steady spending to go by"
-JOURNAL_HEADER = (
-    *("at", "call", "reservation", "scope"),
-    *("spent", "reserved", "overrun", "unaccepted", "tokens"),
+from headgate.core.money import format_usd, to_signed_micro_usd
+from headgate.core.text import printable
+from headgate.errors import (
+    CallerError,
+    InvalidScopeError,
+    InvalidSettingError,
+    LedgerUnavailableError,
+    NotAllowedError,
+    RequestRefusedError,
+    ServiceUnavailableError,
 )
 
-
-class Parent(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget around a scope, and how fast everything in it spends."""
-
-    status: ScopeStatus
-    rate: BurnRate
-
-
-class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A scope with everything within it, the budgets around it, and how fast it spends."""
-
-    status: ScopeStatus
-    parents: tuple[Parent, ...]
-    rate: BurnRate
-    now: float
-
-    @property
-    def exhausted_at(self) -> float | None:
-        """When the first of the budgets that bind the scope is used up, None if none is."""
-        return min((when for when, _ in self._ends()), default=None)
-
-    @property
-    def exhausted_first(self) -> Scope | None:
-        """The scope whose budget is used up first, the innermost of several."""
-        return min(self._ends(), key=lambda end: end[0], default=(0.0, None))[1]
-
-    def _ends(self) -> Iterator[tuple[float, Scope]]:
-        own = Parent(status=self.status, rate=self.rate)
-        for one in (own, *reversed(self.parents)):
-            when = _end(one.status, one.rate, self.now)
-            if when is not None:
-                yield when, one.status.scope
-
-    def as_keys(self) -> dict[str, object]:
-        """Give the keys of the status, and after them those of the rate."""
-        return {
-            **msgspec.structs.asdict(self.status),
-            "burn_micro_usd_per_hour": self.rate.micro_usd_per_hour,
-            "burn_tokens_per_hour": self.rate.tokens_per_hour,
-            "burn_measured_seconds": self.rate.measured_seconds,
-            "exhausted_at": self.exhausted_at,
-        }
-
-
-def report_lines(report: BudgetReport) -> Iterator[str]:
-    """Write a report for people."""
-    status = report.status
-    yield f"Spent: {_spent(status)}"
-    yield f"Reserved: {format_usd(status.reserved_micro_usd)}"
-    if status.overrun_micro_usd:
-        overrun = format_usd(status.overrun_micro_usd)
-        yield f"Overrun: {overrun} of what was spent was never reserved"
-    if status.unaccepted_micro_usd or status.unaccepted_tokens:
-        yield f"Unaccepted: {_unaccepted(status)}, claimed beyond a limit; it does not count"
-    if _used_tokens(status) or status.reserved_tokens or status.limit_tokens is not None:
-        yield f"Tokens: {_tokens(status)}, {status.reserved_tokens:,} reserved"
-    if report.rate.measured_seconds:
-        yield f"Burn rate: {_rate_line(report.rate)}"
-    if report.rate.measured_seconds or report.exhausted_at is not None:
-        yield f"Exhausted: {_exhausted(report)}"
-    if status.window != "none":
-        resets = (
-            "" if status.resets_at is None else f", next frees room at {utc_time(status.resets_at)}"
-        )
-        yield f"Counted: {window_words(status.window)}{resets}"
-    yield from _breakdown(status)
-    if status.is_truncated:
-        most = f"{MAX_ACCOUNTS:,} scopes"
-        yield f"Only {most} were read; ask for the status of one within to see more"
-    if report.parents:
-        yield "Budgets around it:"
-        yield from (f"  {one.scope or '(root)'}: {_used(one)}" for one in _statuses(report))
-
-
-def has_limit(status: ScopeStatus) -> bool:
-    """Whether anything limits the scope itself."""
-    return status.limit_micro_usd is not None or status.limit_tokens is not None
-
-
-def journal_row(entry: JournalEntry) -> tuple[str, ...]:
-    """Give the cells of one change; the same amounts weigh on every ancestor."""
-    delta = entry.delta
-    return (
-        utc_time(entry.at),
-        entry.call.value,
-        entry.reservation_id,
-        ", ".join(_innermost([charge.scope for charge in entry.charges])),
-        _change(delta.spent_micro_usd),
-        _change(delta.reserved_micro_usd),
-        _change(delta.overrun_micro_usd),
-        _change(delta.unaccepted_micro_usd),
-        _token_change(delta),
-    )
-
-
-def _spent(status: ScopeStatus) -> str:
-    spent = status.spent_micro_usd + status.overrun_micro_usd
-    limit = status.limit_micro_usd
-    if limit is None:
-        return format_usd(spent)
-    return f"{format_usd(spent)} / {format_usd(limit)}{_percent(spent, limit)}"
-
-
-def _unaccepted(status: ScopeStatus) -> str:
-    tokens = f"{status.unaccepted_tokens:,} tokens" if status.unaccepted_tokens else ""
-    usd = format_usd(status.unaccepted_micro_usd) if status.unaccepted_micro_usd else ""
-    return " and ".join(part for part in (usd, tokens) if part)
-
-
-def _used(status: ScopeStatus) -> str:
-    """Name the dollars, and the tokens where they are limited."""
-    tokens = "" if status.limit_tokens is None else f", {_tokens(status)} tokens"
-    return f"{_spent(status)}{tokens}"
-
-
-def _tokens(status: ScopeStatus) -> str:
-    used, limit = _used_tokens(status), status.limit_tokens
-    of_limit = "" if limit is None else f" / {limit:,}{_percent(used, limit)}"
-    return f"{used:,}{of_limit}"
-
-
-def _used_tokens(status: ScopeStatus) -> int:
-    return status.spent_tokens + status.overrun_tokens
-
-
-def _percent(part: int, whole: int) -> str:
-    return f" ({part / whole:.1%})" if whole else ""
-
-
-def _rate_line(rate: BurnRate) -> str:
-    minutes = max(1, round(rate.measured_seconds / 60))
-    tokens = f", {rate.tokens_per_hour:,} tokens" if rate.tokens_per_hour else ""
-    return f"{format_usd(rate.micro_usd_per_hour)}{tokens} an hour, over the last {minutes} min"
-
-
-def _exhausted(report: BudgetReport) -> str:
-    when = report.exhausted_at
-    binding = [one for one in (report.status, *_statuses(report)) if has_limit(one)]
-    if not binding:
-        return "never, there is no limit"
-    if when is None:
-        if not _has_pace(report):
-            return NOT_KNOWN
-        frees_room = any(one.resets_at is not None for one in binding)
-        return "not before room is freed" if frees_room else "not at that rate"
-    first = report.exhausted_first
-    of = "" if first == report.status.scope else f", of {first or '(root)'}"
-    if when <= report.now:
-        return f"now{of}"
-    return f"at {utc_time(when)} at that rate, in {_span(when - report.now)}{of}"
-
-
-def _has_pace(report: BudgetReport) -> bool:
-    """Whether any of the budgets that bind the scope has a rate that an end can be told by."""
-    own = Parent(status=report.status, rate=report.rate)
-    return any(one.rate.is_steady for one in (own, *report.parents) if has_limit(one.status))
-
-
-def _statuses(report: BudgetReport) -> list[ScopeStatus]:
-    return [one.status for one in report.parents]
-
-
-def _end(status: ScopeStatus, rate: BurnRate, now: float) -> float | None:
-    return exhausted_at(
-        rate,
-        remaining_micro_usd=status.remaining_micro_usd,
-        remaining_tokens=status.remaining_tokens,
-        now=now,
-        resets_at=status.resets_at,
-    )
-
-
-def _breakdown(status: ScopeStatus) -> Iterator[str]:
-    by_kind: dict[str, list[ScopeStatus]] = {}
-    for child in status.children:
-        by_kind.setdefault(leaf_kind(child.scope), []).append(child)
-    for kind, children in by_kind.items():
-        yield f"Per-{kind} breakdown:"
-        children.sort(key=lambda one: (-one.spent_micro_usd - one.overrun_micro_usd, one.scope))
-        for child in children[:ROWS_SHOWN]:
-            yield f"  {_name_within(child.scope, status.scope)}: {_used(child)}"
-        if len(children) > ROWS_SHOWN:
-            yield f"  and {len(children) - ROWS_SHOWN} more; --json lists them all"
-
-
-def _name_within(scope: Scope, outer: Scope) -> str:
-    """Give the bare name of a child, the path of what lies deeper."""
-    path = scope.removeprefix(outer).removeprefix("/")
-    return path if "/" in path else path.partition(":")[2]
-
-
-def _innermost(scopes: Sequence[Scope]) -> list[str]:
-    """Leave out the scopes that another one of them lies within."""
-    inner = [
-        scope
-        for scope in scopes
-        if not any(other != scope and is_within(other, scope) for other in scopes)
-    ]
-    return [scope or "(root)" for scope in inner]
-
-
-def _change(micro_usd: int) -> str:
-    if not micro_usd:
-        return ""
-    return f"{'+' if micro_usd > 0 else ''}{format_usd(micro_usd)}"
-
-
-def _token_change(delta: Delta) -> str:
-    parts = {
-        "spent": delta.spent_tokens,
-        "reserved": delta.reserved_tokens,
-        "overrun": delta.overrun_tokens,
-        "unaccepted": delta.unaccepted_tokens,
-    }
-    return ", ".join(f"{amount:+,} {name}" for name, amount in parts.items() if amount)
-
-
-def _span(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 60:  # noqa: PLR2004
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"  # noqa: PLR2004
-
-
-# Which ledger a command asks: the options that say so, and the default when none does.
-#
-# Rules: two options that contradict each other are refused, never ranked; and a command that only
-# reads creates no ledger, since a path with a mistake in it would show that nothing was spent.
+if TYPE_CHECKING:
+    from headgate.api.schema.admin import JournalEntryBody
+    from headgate.api.schema.tasks import BudgetStatusBody
+    from headgate.budgets.tracker import LedgerTracker
+    from headgate.client.sync_client import SyncClient
 
 Result = TypeVar("Result")
 
+ROOT_NAME = "root"
+MOST_ENTRIES = 10_000
+PAGE_ENTRIES = 1_000
 ANSWER_SECONDS = 30.0
-NOTHING = ""
-"""What names the ledger that is asked when nobody names one."""
-
-_OPTIONS = (
-    click.option("--tracker", type=click.Choice(list(SCHEMES)), help="What keeps the ledger."),
-    click.option("--url", help=f"Where the ledger is.  [default: {URL_VARIABLE}, else SQLite]"),
-    click.option("--redis-url", help="The same, for Redis or Valkey."),
-    click.option("--postgres-url", help="The same, for PostgreSQL."),
-    click.option("--sqlite-path", help="The same, for an SQLite file."),
-)
+NOT_REACHED = "unreachable"
 
 
-class LedgerOptions:
-    """The options of a command that say where the ledger is."""
+# Where the budgets are: at a service, or in a ledger that a command opens by itself.
 
-    def __init__(
-        self,
-        tracker: str | None,
-        url: str | None,
-        redis_url: str | None,
-        postgres_url: str | None,
-        sqlite_path: str | None,
+
+class Where(NamedTuple):
+    """What the options say of where the budgets are; without a ledger, a service has them."""
+
+    connection: Connection
+    ledger: str | None = None
+    option: str = "--ledger"
+
+
+def where_options(command: Callable[..., Result]) -> Callable[..., Result]:
+    """Add --ledger and the options of a service to a command, which gets them as `where`."""
+
+    @click.option(
+        "--ledger",
+        metavar="FILE|URL",
+        help="A ledger that no service has: budget.db, redis://… or postgresql://…  "
+        f"[default: {URL_VARIABLE}, or else the service]",
+    )
+    @connection_options
+    @functools.wraps(command)
+    def located(*, ledger: str | None, connection: Connection, **rest: object) -> Result:
+        return command(where=_where(ledger, connection), **rest)
+
+    return located
+
+
+def _where(ledger: str | None, connection: Connection) -> Where:
+    is_service_named = any(part is not None for part in connection)
+    if ledger is not None:
+        if is_service_named:
+            problem = "names the budgets beside a service; leave out --url, --token and --data"
+            raise InvalidSettingError("--ledger", problem)
+        if not ledger.strip():
+            # An unset variable of a script, most likely; the service would have other budgets.
+            raise InvalidSettingError("--ledger", "is empty; name a ledger, or leave it out")
+        return Where(connection, _ledger_url(ledger))
+    named = os.environ.get(URL_VARIABLE, "")
+    if named and not is_service_named and scheme_of(named) not in SCHEMES["local"]:
+        return Where(connection, named, URL_VARIABLE)
+    return Where(connection)
+
+
+def _ledger_url(text: str) -> str:
+    """Return the URL of a ledger that is given as one, or as a file."""
+    head, colon, _ = text.partition(":")
+    is_file = not colon or "/" in head or Path(text).exists()
+    return f"sqlite:///{text}" if is_file else text
+
+
+class Books(Protocol):
+    """The budgets of a service, or of a ledger; both say the same of them."""
+
+    place: str
+
+    def set(
+        self, scope: str, limit_usd: str | None, limit_tokens: int | None, window: str | None
     ) -> None:
-        self.tracker = tracker
-        sqlite_url = f"sqlite:///{sqlite_path}" if sqlite_path else sqlite_path
-        self.urls = {
-            "--url": url,
-            "--redis-url": redis_url,
-            "--postgres-url": postgres_url,
-            "--sqlite-path": sqlite_url,
-        }
+        """Set the limits of a scope, and remove those that are not given."""
 
-    @property
-    def service(self) -> str | None:
-        """The address of a service that is to do it, None if a ledger is named."""
-        url = self.urls["--url"]
-        return url if url and scheme_of(url) in ("http", "https") else None
+    def delete(self, scope: str) -> None:
+        """Remove all limits of a scope."""
 
-    def url(self, *, creates: bool) -> str:
-        """Return the URL of the ledger, or say what is wrong with the options.
+    def status(self, scope: str | None) -> BudgetStatusBody:
+        """Return a scope and everything within it."""
 
-        Unless it may be created, a file has to be there.
-        """
-        option, url = self._named()
-        self._check(option, url)
-        if not creates and scheme_of(url) in SCHEMES["sqlite"]:
-            _check_file(option, url)
-        return url
+    def journal(self, scope: str | None, limit: int) -> Sequence[JournalEntryBody]:
+        """Return the latest changes of a scope, newest first."""
 
-    def _named(self) -> tuple[str, str]:
-        """Return the URL, and what names it: an option, the environment, or nothing."""
-        given = {option: url for option, url in self.urls.items() if url is not None}
-        if len(given) > 1:
-            raise InvalidSettingError(" and ".join(given), "name one ledger; leave out the others")
-        if not given:
-            return self._default()
-        option, url = next(iter(given.items()))
-        if not url.strip():
-            # An unset variable of a script, most likely; the default would be another ledger.
-            raise InvalidSettingError(option, "is empty; name a ledger, or leave the option out")
-        return option, url
+    def release(self, reservation_id: str, reason: str) -> None:
+        """Give the money of a reservation back."""
 
-    def _default(self) -> tuple[str, str]:
-        named = os.environ.get(URL_VARIABLE, "")
-        if named and (self.tracker is None or scheme_of(named) in SCHEMES[self.tracker]):
-            return URL_VARIABLE, named
-        if self.tracker == "local":
-            return NOTHING, "memory:"
-        if self.tracker in (None, "sqlite"):
-            return NOTHING, f"sqlite:///{data_directory() / 'budget.db'}"
-        raise InvalidSettingError("--tracker", f"{self.tracker} needs --{self.tracker}-url")
+    def extend(self, reservation_id: str, seconds: float, reason: str) -> datetime:
+        """Keep a reservation for so long, and return until when that is."""
 
-    def _check(self, option: str, url: str) -> None:
-        scheme = scheme_of(url)
-        if scheme in SCHEMES["local"]:
-            problem = "a local budget lives in the memory of one process, so a command has nothing"
-            advice = "to see or to set; use sqlite, redis or postgres"
-            raise InvalidSettingError("--tracker", f"{problem} {advice}")
-        kind = option.removeprefix("--").partition("-")[0]
-        if kind in EXAMPLES and scheme not in SCHEMES[kind]:
-            advice = f"write one as {EXAMPLES[kind]}"
-            raise InvalidSettingError(option, f"{scheme[:20]!r} is not a URL of {kind}; {advice}")
-        if self.tracker is not None and scheme not in SCHEMES[self.tracker]:
-            problem = f"{scheme[:20]!r} is not a URL of {self.tracker}"
-            raise InvalidSettingError(option, f"{problem}; give one, or leave out --tracker")
-
-
-def ledger_options(command: Callable[..., Result]) -> Callable[..., Result]:
-    """Give a command the options that name a ledger, as one argument `ledger`."""
-
-    def run(
+    def adjust(
+        self,
+        adjustment_id: str,
+        scope: str,
         *,
-        tracker: str | None,
-        url: str | None,
-        redis_url: str | None,
-        postgres_url: str | None,
-        sqlite_path: str | None,
-        **others: object,
-    ) -> Result:
-        ledger = LedgerOptions(tracker, url, redis_url, postgres_url, sqlite_path)
-        return command(ledger=ledger, **others)
-
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    decorated: Callable[..., Result] = run
-    for option in reversed(_OPTIONS):
-        decorated = option(decorated)
-    return decorated
+        action: str,
+        usd: str | None,
+        tokens: int | None,
+        reason: str,
+    ) -> BudgetStatusBody:
+        """Change what is booked in a scope, or decide about what tenants claim there."""
 
 
-def ask(
-    ledger: LedgerOptions,
-    question: Callable[[LedgerTracker], Awaitable[Result]],
-    *,
-    creates: bool = False,
-) -> Result:
-    """Open the ledger, ask it one question, and close it; `creates` makes one where none is."""
-    import asyncio  # noqa: PLC0415  slow to load, and not needed to print a command's help
+@contextmanager
+def opened_books(where: Where, *, creates: bool = False) -> Iterator[Books]:
+    """Give the budgets that the options name; `creates` makes a file where there is none."""
+    if where.ledger is not None:
+        yield LedgerBooks(where, creates=creates)
+        return
+    try:
+        with connect(where.connection) as client:
+            yield ServiceBooks(client)
+    except ServiceUnavailableError as error:
+        if error.code == NOT_REACHED:
+            error.args = (_no_service(find_service(where.connection).url),)
+        raise
 
-    from headgate.budgets.connect import connect_budget  # noqa: PLC0415
 
-    tracker = connect_budget(ledger.url(creates=creates))
+def _no_service(url: str) -> str:
+    """Say both ways to budgets, and where those of runs without a service are."""
+    directory = default_directory()
+    file = None if directory is None else directory / "budget.db"
+    runs = "" if file is None or not file.exists() else f" (runs here use --ledger {file})"
+    line = f"No service answers at {url}. Start one with headgate up, or name a ledger with"
+    return f"{line} --ledger FILE{runs}."
 
-    async def answered() -> Result:
+
+class ServiceBooks:
+    """The budgets of a running service."""
+
+    def __init__(self, client: SyncClient) -> None:
+        self._client = client
+        self.place = f"at {client.url}"
+
+    def set(
+        self, scope: str, limit_usd: str | None, limit_tokens: int | None, window: str | None
+    ) -> None:
+        self._client.change_budget(
+            scope, limit_usd=limit_usd, limit_tokens=limit_tokens, window=window
+        )
+
+    def delete(self, scope: str) -> None:
         try:
-            async with asyncio.timeout(ANSWER_SECONDS), tracker:
-                return await question(tracker)
-        except TimeoutError:
-            problem = f"the ledger did not answer within {ANSWER_SECONDS:g} seconds"
-            raise LedgerUnavailableError(problem) from None
+            self._client.delete_budget(scope)
+        except RequestRefusedError as error:
+            if error.code != "not_found":
+                raise
+            raise _unknown_budget(scope, _limited(self.status(""))) from None
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        answer = _apart(lambda: asyncio.run(answered()))
-    for warning in caught:
-        click.echo(f"headgate: warning: {warning.message}", err=True)
-    return answer
+    def status(self, scope: str | None) -> BudgetStatusBody:
+        return self._client.budget_status(scope)
+
+    def journal(self, scope: str | None, limit: int) -> Sequence[JournalEntryBody]:
+        found: list[JournalEntryBody] = []
+        cursor: str | None = None
+        while len(found) < limit:
+            page = self._client.budget_journal(
+                scope, limit=min(PAGE_ENTRIES, limit - len(found)), cursor=cursor
+            )
+            found += page.entries
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return found
+
+    def release(self, reservation_id: str, reason: str) -> None:
+        self._client.release_any(reservation_id, reason=reason)
+
+    def extend(self, reservation_id: str, seconds: float, reason: str) -> datetime:
+        return self._client.extend_any(reservation_id, seconds, reason=reason).lease_until
+
+    def adjust(
+        self,
+        adjustment_id: str,
+        scope: str,
+        *,
+        action: str,
+        usd: str | None,
+        tokens: int | None,
+        reason: str,
+    ) -> BudgetStatusBody:
+        if not reason.strip():
+            raise InvalidSettingError("--reason", "say why; the audit log of the service keeps it")
+        return self._client.adjust_budget(
+            adjustment_id, scope, action=action, usd=usd, tokens=tokens, reason=reason
+        )
+
+
+class LedgerBooks:
+    """The budgets of a ledger that no service has."""
+
+    def __init__(self, where: Where, *, creates: bool) -> None:
+        assert where.ledger is not None  # noqa: S101 - whoever makes one has looked
+        url = where.ledger
+        if scheme_of(url) in SCHEMES["local"]:
+            problem = "memory: is a ledger inside one process, so there is nothing to see or set"
+            raise InvalidSettingError(where.option, f"{problem}; name a file, Redis or PostgreSQL")
+        self._url = url
+        self.place = f"in {_shown(url)}"
+        if not creates and scheme_of(url) in SCHEMES["sqlite"]:
+            _check_file(where.option, url)
+
+    def set(
+        self, scope: str, limit_usd: str | None, limit_tokens: int | None, window: str | None
+    ) -> None:
+        self._ask(lambda tracker: tracker.set_budget(scope, limit_usd, limit_tokens, window))
+
+    def delete(self, scope: str) -> None:
+        if not _has_limit(self.status(scope)):
+            raise _unknown_budget(scope, _limited(self.status("")))
+        self._ask(lambda tracker: tracker.set_budget(scope))
+
+    def status(self, scope: str | None) -> BudgetStatusBody:
+        return self._ask(lambda tracker: _status_of(tracker, scope or ""))
+
+    def journal(self, scope: str | None, limit: int) -> Sequence[JournalEntryBody]:
+        async def read(tracker: LedgerTracker) -> Sequence[JournalEntryBody]:
+            from headgate.api.budget_report import journal_body  # noqa: PLC0415
+
+            entries = await tracker.journal(scope or "", limit=limit)
+            return [journal_body(one, [charge.scope for charge in one.charges]) for one in entries]
+
+        return self._ask(read)
+
+    def release(self, reservation_id: str, reason: str) -> None:  # noqa: ARG002 - nobody keeps it
+        self._ask(lambda tracker: tracker.release(reservation_id))
+
+    def extend(self, reservation_id: str, seconds: float, reason: str) -> datetime:  # noqa: ARG002
+        token = self._ask(lambda tracker: tracker.extend(reservation_id, seconds))
+        return datetime.fromtimestamp(token.lease_until, UTC)
+
+    def adjust(
+        self,
+        adjustment_id: str,
+        scope: str,
+        *,
+        action: str,
+        usd: str | None,
+        tokens: int | None,
+        reason: str,  # noqa: ARG002 - nobody keeps it
+    ) -> BudgetStatusBody:
+        from headgate.core.budgets.ledger import Adjustment  # noqa: PLC0415
+
+        async def change(tracker: LedgerTracker) -> BudgetStatusBody:
+            given = f"adjust:{adjustment_id}"
+            await tracker.adjust(
+                scope, usd, tokens=tokens, call=Adjustment(action), adjustment_id=given
+            )
+            return await _status_of(tracker, scope)
+
+        return self._ask(change)
+
+    def _ask(self, question: Callable[[LedgerTracker], Awaitable[Result]]) -> Result:
+        """Open the ledger, ask it one question, and close it."""
+        import asyncio  # noqa: PLC0415  slow to load, and not needed to print a command's help
+
+        from headgate.budgets.connect import connect_budget  # noqa: PLC0415
+
+        tracker = connect_budget(self._url)
+
+        async def answered() -> Result:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS), tracker:
+                    return await question(tracker)
+            except TimeoutError:
+                problem = f"the ledger did not answer within {ANSWER_SECONDS:g} seconds"
+                raise LedgerUnavailableError(problem) from None
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            answer = _apart(lambda: asyncio.run(answered()))
+        for warning in caught:
+            click.echo(f"headgate: warning: {warning.message}", err=True)
+        return answer
+
+
+async def _status_of(tracker: LedgerTracker, scope: str) -> BudgetStatusBody:
+    """Return a scope as a service would show it."""
+    from headgate.api.budget_report import BudgetReport, status_steps  # noqa: PLC0415
+    from headgate.core.budgets.burn_rate import BURN_SECONDS, burn_rates  # noqa: PLC0415
+    from headgate.core.text import at_once  # noqa: PLC0415
+
+    status = await tracker.status(scope)
+    now = tracker.ledger.now()
+    entries = await tracker.journal(scope, since=now - 2 * BURN_SECONDS, limit=MOST_ENTRIES)
+    rates = burn_rates(entries, now=now, most=MOST_ENTRIES)
+    report = BudgetReport(status=status, rates=rates, waiting={}, now=now)
+    return at_once(status_steps(report, status))
 
 
 def _apart(work: Callable[[], Result]) -> Result:
@@ -425,6 +361,14 @@ def _apart(work: Callable[[], Result]) -> Result:
     return answer.result()
 
 
+def _shown(url: str) -> str:
+    """Return the name of a ledger without a password: a path, or a URL."""
+    from headgate.budgets.connect import sqlite_path  # noqa: PLC0415  slow to load, as asyncio
+    from headgate.workflow.budgets import without_password  # noqa: PLC0415
+
+    return str(sqlite_path(url)) if scheme_of(url) in SCHEMES["sqlite"] else without_password(url)
+
+
 def _check_file(option: str, url: str) -> None:
     from headgate.budgets.connect import sqlite_path  # noqa: PLC0415  slow to load, as asyncio
 
@@ -432,33 +376,254 @@ def _check_file(option: str, url: str) -> None:
     try:
         path.stat()
     except FileNotFoundError:
-        _refuse_to_create(option, path)
+        problem = f"there is no ledger at {path}; headgate budget set --ledger {path} creates one"
+        raise InvalidSettingError(option, problem) from None
     except OSError:
         # Whatever else is wrong with the path, the ledger has the words for it.
         return
 
 
-def _refuse_to_create(option: str, path: Path) -> None:
-    problem = f"there is no ledger at {path}; headgate budget set creates one"
-    if option != NOTHING:
-        raise InvalidSettingError(option, problem)
-    line = f"no budget was set yet: {problem}"
-    raise LedgerUnavailableError(line)
+def _unknown_budget(scope: str, known: Sequence[BudgetStatusBody]) -> CallerError:
+    names = [one.scope or ROOT_NAME for one in known]
+    advice = f"Add one with headgate budget set {scope or ROOT_NAME} --limit-usd DOLLARS."
+    return unknown_name("budget", scope or ROOT_NAME, names, advice)
 
 
-ROOT_NAME = "root"
-MOST_ENTRIES = 10_000
+# A budget in words: what was spent of what, how fast, and until when it lasts.
 
-_scope_argument = click.argument("scope", required=False)
+ROWS_SHOWN = 50
+FAR = datetime.max.replace(tzinfo=UTC)
+MOST_ROWS = 1_000
+NOT_KNOWN = "not known; nothing is spent steadily enough to tell"
+LIST_HEADER = ("scope", "spent", "reserved", "limit", "left", "window", "resets")
+JOURNAL_HEADER = (
+    *("at", "call", "reservation", "scope"),
+    *("spent", "reserved", "overrun", "unaccepted", "tokens"),
+)
+
+
+class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A scope with everything within it, and the limited budgets around it, outermost first."""
+
+    status: BudgetStatusBody
+    parents: tuple[BudgetStatusBody, ...] = ()
+
+    @property
+    def binding(self) -> list[BudgetStatusBody]:
+        """The budgets that bind the scope, innermost first."""
+        return [one for one in (self.status, *reversed(self.parents)) if _has_limit(one)]
+
+    @property
+    def exhausted_first(self) -> BudgetStatusBody | None:
+        """The budget that is used up first, the innermost of several; None if none is."""
+        ending = [one for one in self.binding if one.exhausted_at is not None]
+        return min(ending, key=lambda one: one.exhausted_at or FAR, default=None)
+
+
+def report_lines(report: BudgetReport, now: datetime | None = None) -> Iterator[str]:
+    """Write a report for people."""
+    status, now = report.status, now or datetime.now(UTC)
+    yield f"Spent: {_spent(status)}"
+    yield f"Reserved: ${status.reserved_usd}"
+    if _micro(status.overrun_usd):
+        yield f"Overrun: ${status.overrun_usd} of what was spent was never reserved"
+    if _unaccepted(status):
+        yield f"Unaccepted: {_unaccepted(status)}, claimed beyond a limit; it does not count"
+    if _used_tokens(status) or status.reserved_tokens or status.limit_tokens is not None:
+        yield f"Tokens: {_tokens(status)}, {status.reserved_tokens:,} reserved"
+    if status.burn_measured_seconds:
+        yield f"Burn rate: {_rate_line(status)}"
+    if status.burn_measured_seconds or report.exhausted_first is not None:
+        yield f"Exhausted: {_exhausted(report, now)}"
+    if status.window != "none":
+        room = "" if status.resets_at is None else f"; more room at {clock_time(status.resets_at)}"
+        yield f"Counted: {window_words(status.window)}{room}"
+    if status.waiting:
+        yield f"Waiting: {status.waiting:,} tasks wait for room in this budget"
+    yield from _breakdown(status)
+    if status.is_truncated:
+        yield "Some scopes are missing: there are too many. Ask for the status of one within."
+    if report.parents:
+        yield "Budgets around it:"
+        yield from (f"  {one.scope or ROOT_NAME}: {_used(one)}" for one in report.parents)
+
+
+def list_row(status: BudgetStatusBody) -> tuple[str, ...]:
+    """Return one line of a list of budgets."""
+    limits = _limit_words(status.limit_usd, status.limit_tokens)
+    left = _limit_words(status.remaining_usd, status.remaining_tokens)
+    reserved = [f"${status.reserved_usd}"] if _micro(status.reserved_usd) else []
+    reserved += [f"{status.reserved_tokens:,} tokens"] if status.reserved_tokens else []
+    return (
+        status.scope or ROOT_NAME,
+        _limit_words(format_usd(_spent_micro(status)).removeprefix("$"), _used_tokens(status))
+        if status.limit_tokens is not None
+        else format_usd(_spent_micro(status)),
+        " and ".join(reserved),
+        limits,
+        left,
+        "" if status.window == "none" else status.window,
+        "" if status.resets_at is None else clock_time(status.resets_at),
+    )
+
+
+def journal_row(entry: JournalEntryBody) -> tuple[str, ...]:
+    """Give the cells of one change; the same amounts weigh on every ancestor."""
+    return (
+        clock_time(entry.at),
+        entry.call,
+        entry.reservation_id,
+        ", ".join(_innermost([Scope(one) for one in entry.scopes])),
+        _change(entry.spent_usd),
+        _change(entry.reserved_usd),
+        _change(entry.overrun_usd),
+        _change(entry.unaccepted_usd),
+        _token_change(entry),
+    )
+
+
+def _micro(usd: str | None) -> int:
+    return 0 if usd is None else to_signed_micro_usd(usd, field="usd")
+
+
+def _has_limit(status: BudgetStatusBody) -> bool:
+    return status.limit_usd is not None or status.limit_tokens is not None
+
+
+def _limited(status: BudgetStatusBody) -> list[BudgetStatusBody]:
+    """Return the scope and those within it that have a limit, the outermost first."""
+    found = [status] if _has_limit(status) else []
+    for child in status.children:
+        found += _limited(child)
+    return found
+
+
+def _limit_words(usd: str | None, tokens: int | None) -> str:
+    parts = [] if usd is None else [format_usd(_micro(usd))]
+    parts += [] if tokens is None else [f"{tokens:,} tokens"]
+    return " and ".join(parts)
+
+
+def _spent_micro(status: BudgetStatusBody) -> int:
+    return _micro(status.spent_usd) + _micro(status.overrun_usd)
+
+
+def _spent(status: BudgetStatusBody) -> str:
+    spent = _spent_micro(status)
+    if status.limit_usd is None:
+        return format_usd(spent)
+    limit = _micro(status.limit_usd)
+    return f"{format_usd(spent)} / {format_usd(limit)}{_percent(spent, limit)}"
+
+
+def _unaccepted(status: BudgetStatusBody) -> str:
+    tokens = f"{status.unaccepted_tokens:,} tokens" if status.unaccepted_tokens else ""
+    usd = format_usd(_micro(status.unaccepted_usd)) if _micro(status.unaccepted_usd) else ""
+    return " and ".join(part for part in (usd, tokens) if part)
+
+
+def _used(status: BudgetStatusBody) -> str:
+    """Name the dollars, and the tokens where they are limited."""
+    tokens = "" if status.limit_tokens is None else f", {_tokens(status)} tokens"
+    return f"{_spent(status)}{tokens}"
+
+
+def _tokens(status: BudgetStatusBody) -> str:
+    used, limit = _used_tokens(status), status.limit_tokens
+    of_limit = "" if limit is None else f" / {limit:,}{_percent(used, limit)}"
+    return f"{used:,}{of_limit}"
+
+
+def _used_tokens(status: BudgetStatusBody) -> int:
+    return status.spent_tokens + status.overrun_tokens
+
+
+def _percent(part: int, whole: int) -> str:
+    return f" ({part / whole:.1%})" if whole else ""
+
+
+def _rate_line(status: BudgetStatusBody) -> str:
+    minutes = max(1, round((status.burn_measured_seconds or 0) / 60))
+    per_hour = status.burn_tokens_per_hour
+    tokens = f", {per_hour:,} tokens" if per_hour else ""
+    usd = format_usd(_micro(status.burn_usd_per_hour))
+    return f"{usd}{tokens} an hour, over the last {minutes} min"
+
+
+def _exhausted(report: BudgetReport, now: datetime) -> str:
+    binding = report.binding
+    if not binding:
+        return "never, there is no limit"
+    first = report.exhausted_first
+    if first is None or first.exhausted_at is None:
+        if not any(one.burn_is_steady for one in binding):
+            return NOT_KNOWN
+        frees_room = any(one.resets_at is not None for one in binding)
+        return "not before the budget resets" if frees_room else "not at that rate"
+    of = "" if first.scope == report.status.scope else f", of {first.scope or ROOT_NAME}"
+    if first.exhausted_at <= now:
+        return f"now{of}"
+    length = length_of((first.exhausted_at - now).total_seconds())
+    return f"at {clock_time(first.exhausted_at)} at that rate, in {length}{of}"
+
+
+def _breakdown(status: BudgetStatusBody) -> Iterator[str]:
+    by_kind: dict[str, list[BudgetStatusBody]] = {}
+    for child in status.children:
+        by_kind.setdefault(leaf_kind(Scope(child.scope)), []).append(child)
+    for kind, children in by_kind.items():
+        yield f"Per-{kind} breakdown:"
+        children.sort(key=lambda one: (-_spent_micro(one), one.scope))
+        for child in children[:ROWS_SHOWN]:
+            yield f"  {_name_within(child.scope, status.scope)}: {_used(child)}"
+        if len(children) > ROWS_SHOWN:
+            yield f"  and {len(children) - ROWS_SHOWN} more; --json lists them all"
+
+
+def _name_within(scope: str, outer: str) -> str:
+    """Give the bare name of a child, the path of what lies deeper."""
+    path = scope.removeprefix(outer).removeprefix("/")
+    return path if "/" in path else path.partition(":")[2]
+
+
+def _innermost(scopes: Sequence[Scope]) -> list[str]:
+    """Leave out the scopes that another one of them lies within."""
+    inner = [
+        scope
+        for scope in scopes
+        if not any(other != scope and is_within(other, scope) for other in scopes)
+    ]
+    return [scope or ROOT_NAME for scope in inner]
+
+
+def _change(usd: str) -> str:
+    micro_usd = _micro(usd)
+    return f"{'+' if micro_usd > 0 else ''}{format_usd(micro_usd)}" if micro_usd else ""
+
+
+def _token_change(entry: JournalEntryBody) -> str:
+    parts = {
+        "spent": entry.spent_tokens,
+        "reserved": entry.reserved_tokens,
+        "overrun": entry.overrun_tokens,
+        "unaccepted": entry.unaccepted_tokens,
+    }
+    return ", ".join(f"{amount:+,} {name}" for name, amount in parts.items() if amount)
+
+
+# The commands.
+
+_scope_argument = click.argument("scope", required=False, type=BUDGET)
 _session_option = click.option("--session", metavar="NAME", help="Short for session:NAME.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+_reason_option = click.option("--reason", default="", help="Why; the service's audit log keeps it.")
 
 
 @click.group()
 def budget() -> None:
-    """Set budgets and see what is spent, across all who share a ledger.
+    """Set budgets, see what is spent, correct what is booked.
 
-    A SCOPE is a path such as session:eval-1/workflow:w1; root is all of them together.
+    The budgets are those of the running service, or of --ledger. SCOPE is a path such as
+    project:web or session:eval-1/workflow:w1; root is everything together.
     """
 
 
@@ -466,94 +631,168 @@ def budget() -> None:
     "set",
     epilog="""\b
 Examples:
-  headgate budget set --session eval-1 --limit-usd 50
-  headgate budget set project:web --limit-usd 20 --window day@Europe/Berlin
-  headgate budget set root --no-limit
+  headgate budget set project:web --limit-usd 20 --window day
+  headgate budget set --session eval-1 --limit-usd 50 --window week@Europe/Berlin
+  headgate budget set root --limit-tokens 1000000 --ledger budget.db
 """,
 )
 @_scope_argument
 @_session_option
-@click.option("--limit-usd", metavar="DOLLARS", help="The most that may be spent.")
-@click.option("--limit-tokens", type=int, help="The most tokens that may be used.")
-@click.option("--window", help="none, day, week, month, week@Europe/Berlin or rolling:24h.")
-@click.option("--no-limit", is_flag=True, help="Remove the limits of the scope.")
-@ledger_options
+@click.option("--limit-usd", metavar="DOLLARS", help="The most dollars that may be spent.")
+@click.option("--limit-tokens", type=int, metavar="N", help="The most tokens that may be used.")
+@click.option(
+    "--window",
+    help="When it starts anew: none, day, week, month, week@Europe/Berlin or rolling:24h.",
+)
+@where_options
+@json_option
 def set_limits(
     *,
-    ledger: LedgerOptions,
+    where: Where,
     scope: str | None,
     session: str | None,
     limit_usd: str | None,
     limit_tokens: int | None,
     window: str | None,
-    no_limit: bool,
+    as_json: bool,
 ) -> None:
-    """Set the limits of a scope; those that are not given are removed.
+    """Set the limits of a scope; limits that are not given are removed.
 
-    A limit stops new reservations and nothing else.
+    A limit stops new work. It does not stop what runs.
     """
-    name = _scope(scope, session)
-    if name is None:
-        raise InvalidScopeError("scope", "name one, or root for everything together")
-    if no_limit != (limit_usd is None and limit_tokens is None):
-        problem = "give --limit-usd, --limit-tokens or both, or else --no-limit"
+    name = _named(scope, session)
+    if limit_usd is None and limit_tokens is None:
+        problem = "give --limit-usd, --limit-tokens or both; headgate budget delete removes them"
         raise InvalidSettingError("limit", problem)
-    if no_limit and window is not None:
-        raise InvalidSettingError("--window", "is the time of a limit; leave it out, or set one")
-    ask(
-        ledger,
-        lambda tracker: tracker.set_budget(name, limit_usd, limit_tokens, window),
-        creates=True,
-    )
-    click.echo(f"Set the budget of {name or ROOT_NAME}")
+    with opened_books(where, creates=True) as books:
+        books.set(name, limit_usd, limit_tokens, window)
+        if as_json:
+            print_json(books.status(name))
+            return
+        # What is in force is told, and not what was typed.
+        status = _own(books, name)
+        place = books.place
+    limits = _limit_words(limit_usd, limit_tokens)
+    if status is not None:
+        limits = _limit_words(status.limit_usd, status.limit_tokens)
+    counted = "" if window in (None, "none") else f", counted {window_words(window or '')}"
+    click.echo(printable(f"Set budget {name or ROOT_NAME} to {limits}{counted}, {place}"))
+
+
+def _own(books: Books, scope: str) -> BudgetStatusBody | None:
+    try:
+        return books.status(scope)
+    except NotAllowedError:
+        # A token that may change budgets need not be one that may read them.
+        return None
+
+
+@budget.command(
+    "list",
+    epilog="""\b
+Examples:
+  headgate budget list
+  headgate budget list --json | jq -r .scope
+  headgate budget list --ledger redis://127.0.0.1:6379/0
+""",
+)
+@where_options
+@json_option
+def list_budgets(*, where: Where, as_json: bool) -> None:
+    """List all budgets with a limit: what is spent, reserved and left."""
+    with opened_books(where) as books:
+        found = _limited(books.status(None))
+    if as_json:
+        print_json_lines([msgspec.structs.replace(one, children=[]) for one in found])
+    elif found:
+        print_table("Budgets", LIST_HEADER, [list_row(one) for one in found[:MOST_ROWS]])
+        if len(found) > MOST_ROWS:
+            click.echo(f"and {len(found) - MOST_ROWS:,} more; --json lists them all")
+    else:
+        advice = "Add one with headgate budget set SCOPE --limit-usd DOLLARS."
+        click.echo(f"headgate: There are no budgets. {advice}", err=True)
 
 
 @budget.command(
     epilog="""\b
 Examples:
+  headgate budget status
   headgate budget status --session eval-2026-04-12
   headgate budget status session:eval-1/workflow:w1 --json
-  headgate budget status --redis-url redis://127.0.0.1:6379/0
 """
 )
 @_scope_argument
 @_session_option
-@_json_option
-@ledger_options
-def status(*, ledger: LedgerOptions, scope: str | None, session: str | None, as_json: bool) -> None:
-    """Print what a scope has spent of its budget, and what lies within it."""
-    name = _scope(scope, session) or ""
-    report = ask(ledger, lambda tracker: _report(tracker, name))
+@where_options
+@json_option
+def status(*, where: Where, scope: str | None, session: str | None, as_json: bool) -> None:
+    """Show what a scope has spent of its budget, how fast, and what lies within it."""
+    name = _scope(scope, session)
+    with opened_books(where) as books:
+        found = books.status(name)
+        if as_json:
+            print_json(found)
+            return
+        parents = [_own(books, outer) for outer in ancestors(Scope(found.scope))[:-1]]
+    around = tuple(one for one in parents if one is not None and _has_limit(one))
+    click.echo("\n".join(report_lines(BudgetReport(status=found, parents=around))))
+
+
+@budget.command(
+    epilog="""\b
+Examples:
+  headgate budget delete project:web
+  headgate budget delete --session eval-1 --ledger budget.db
+"""
+)
+@_scope_argument
+@_session_option
+@where_options
+@json_option
+def delete(*, where: Where, scope: str | None, session: str | None, as_json: bool) -> None:
+    """Delete the limits of a scope; what was spent stays in the journal.
+
+    At a service the settings file can bring a budget back, by changing it.
+    """
+    name = _named(scope, session)
+    with opened_books(where) as books:
+        books.delete(name)
+        place = books.place
     if as_json:
-        print_json(report.as_keys())
+        print_json({"scope": name, "deleted": True})
     else:
-        click.echo("\n".join(report_lines(report)))
+        line = f"Deleted budget {name or ROOT_NAME} {place}: the scope has no limit now;"
+        click.echo(printable(f"{line} what was spent stays in the journal"))
 
 
 @budget.command(
     epilog="""\b
 Examples:
   headgate budget journal --session eval-1
-  headgate budget journal --limit 1000 --json
+  headgate budget journal --limit 1000 --json | jq -r .reservationId
 """
 )
 @_scope_argument
 @_session_option
-@click.option("--limit", default=50, show_default=True, type=click.IntRange(1, MOST_ENTRIES))
-@_json_option
-@ledger_options
+@click.option(
+    "--limit",
+    metavar="N",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1, MOST_ENTRIES),
+    help="How many changes to show.",
+)
+@where_options
+@json_option
 def journal(
-    *, ledger: LedgerOptions, scope: str | None, session: str | None, limit: int, as_json: bool
+    *, where: Where, scope: str | None, session: str | None, limit: int, as_json: bool
 ) -> None:
-    """Print the latest changes of a scope, newest first."""
-    name = _scope(scope, session) or ""
-
-    async def read(tracker: LedgerTracker) -> Sequence[JournalEntry]:
-        return await tracker.journal(name, limit=limit)
-
-    entries = ask(ledger, read)
+    """Show the latest changes of a scope, newest first."""
+    name = _scope(scope, session)
+    with opened_books(where) as books:
+        entries = books.journal(name, limit)
     if as_json:
-        print_json(entries)
+        print_json_lines(entries)
         return
     title = f"Journal of {name or ROOT_NAME}: the latest {len(entries)} changes"
     print_table(title, JOURNAL_HEADER, [journal_row(entry) for entry in entries])
@@ -562,52 +801,80 @@ def journal(
 @budget.command(
     epilog="""\b
 Examples:
-  headgate budget release 4f6d2b0c --yes
+  headgate budget release 4f6d2b0c --yes --reason "the provider billed nothing"
 """
 )
 @click.argument("reservation_id", metavar="ID")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@ledger_options
-def release(*, ledger: LedgerOptions, reservation_id: str, yes: bool) -> None:
-    """Give the money of a reservation back.
+@_reason_option
+@where_options
+@json_option
+def release(*, where: Where, reservation_id: str, yes: bool, reason: str, as_json: bool) -> None:
+    """Release a reservation: give its money back to the budget.
 
-    This says that nothing was charged for it; what was charged is to be committed instead.
+    Do this only if the provider charged nothing for it. ID is the one that the journal shows.
     """
     if not yes and not _is_confirmed(reservation_id):
         click.echo("Nothing was released")
         return
-    ask(ledger, lambda tracker: tracker.release(reservation_id))
-    click.echo(f"Released {reservation_id}")
+    with opened_books(where) as books:
+        books.release(reservation_id, reason)
+        place = books.place
+    if as_json:
+        print_json({"id": reservation_id, "state": "released"})
+    else:
+        click.echo(printable(f"Released {reservation_id} {place}"))
+
+
+@budget.command(
+    epilog="""\b
+Examples:
+  headgate budget extend 4f6d2b0c --for 10m
+"""
+)
+@click.argument("reservation_id", metavar="ID")
+@click.option(
+    "--for", "seconds", metavar="TIME", type=duration, required=True, help="How long: 10m, 2h."
+)
+@_reason_option
+@where_options
+@json_option
+def extend(
+    *, where: Where, reservation_id: str, seconds: float, reason: str, as_json: bool
+) -> None:
+    """Extend a reservation, counted from now; it never ends sooner than before.
+
+    ID is the one that the journal shows.
+    """
+    with opened_books(where) as books:
+        until = books.extend(reservation_id, seconds, reason)
+        place = books.place
+    if as_json:
+        print_json({"id": reservation_id, "leaseUntil": until})
+    else:
+        click.echo(printable(f"Extended {reservation_id} until {clock_time(until)}, {place}"))
 
 
 @budget.command(
     epilog="""\b
 Examples:
   headgate budget adjust root --usd=-999001 --reason "an agent's typing error"
-  headgate budget adjust root --accept --url http://127.0.0.1:7420 --reason "seen on the invoice"
-  headgate budget adjust root --reject --data ./data --reason "not on the invoice"
-  headgate budget adjust project:web --reject --usd 12.50
+  headgate budget adjust root --accept --reason "it is on the invoice"
+  headgate budget adjust project:web --reject --usd 12.50 --reason "it is not on the invoice"
 """
 )
-@click.argument("scope")
+@click.argument("scope", type=BUDGET)
 @click.option("--usd", metavar="DOLLARS", help="What to add; a negative amount is taken away.")
-@click.option("--tokens", type=int, help="The same, in tokens.")
-@click.option("--accept", is_flag=True, help="Count what tenants claim, all or so much.")
-@click.option("--reject", is_flag=True, help="Drop what tenants claim, all or so much.")
-@click.option("--reason", default="", help="Why, for the audit log of a service.")
+@click.option("--tokens", type=int, metavar="N", help="The same, in tokens.")
+@click.option("--accept", is_flag=True, help="Count what tenants claim: all, or so much.")
+@click.option("--reject", is_flag=True, help="Drop what tenants claim: all, or so much.")
+@_reason_option
 @click.option("--id", "adjustment_id", help="A name of your own: the same again changes nothing.")
-@click.option("--token", help="Who asks a service.  [default: HEADGATE_TOKEN]")
-@click.option(
-    "--data",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="A service's data directory: its address and token are there.",
-)
-@_json_option
-@ledger_options
+@where_options
+@json_option
 def adjust(
     *,
-    ledger: LedgerOptions,
+    where: Where,
     scope: str,
     usd: str | None,
     tokens: int | None,
@@ -615,51 +882,77 @@ def adjust(
     reject: bool,
     reason: str,
     adjustment_id: str | None,
-    token: str | None,
-    data: Path | None,
     as_json: bool,
 ) -> None:
-    """Change what is booked in one scope, or decide about what tenants claim there.
+    """Adjust what is booked in one scope, or decide about what tenants claim there.
 
-    Never more is taken away than is booked. With --url http://… or --data a service does it, and
-    notes who did and why.
+    It never takes away more than is booked. A service writes who did it and why to its audit log.
     """
     from headgate.budgets.tracker import new_reservation_id  # noqa: PLC0415  slow to load
 
     name = _scope(scope, None) or ""
     if accept and reject:
         raise InvalidSettingError("--accept and --reject", "choose one of them")
-    call = Adjustment.ACCEPT if accept else Adjustment.REJECT if reject else Adjustment.ADJUST
-    chosen_id = adjustment_id or new_reservation_id()
-    service = ledger.service
-    if data is not None and service is None and any(ledger.urls.values()):
-        raise InvalidSettingError("--data", "names a service; leave out the ledger beside it")
-    if service is not None or data is not None:
-        with connect(Connection(service, token, data)) as client:
-            body = client.adjust_budget(
-                chosen_id, name, action=call.value, usd=usd, tokens=tokens, reason=reason
-            )
-        if as_json:
-            print_json(body)
-        else:
-            _tell(name, body.spent_usd, body.overrun_usd, body.unaccepted_usd or "0.00")
-        return
-
-    async def change(tracker: LedgerTracker) -> ScopeStatus:
-        given = f"adjust:{chosen_id}"
-        return await tracker.adjust(name, usd, tokens=tokens, call=call, adjustment_id=given)
-
-    changed = ask(ledger, change)
+    # Where nothing is claimed, that is said; with a name of one's own it may have been done before.
+    decides = (accept or reject) and usd is None and tokens is None
+    decides = decides and adjustment_id is None and not as_json
+    with opened_books(where) as books:
+        before = _own(books, name) if decides else None
+        if before is not None and not _unaccepted(before):
+            line = f"Nothing is claimed and not accepted in {name or ROOT_NAME}"
+            click.echo(f"{line}; nothing was changed")
+            return
+        changed = books.adjust(
+            adjustment_id or new_reservation_id(),
+            name,
+            action="accept" if accept else "reject" if reject else "adjust",
+            usd=usd,
+            tokens=tokens,
+            reason=reason,
+        )
+        place = books.place
     if as_json:
         print_json(changed)
         return
-    amounts = (changed.spent_micro_usd, changed.overrun_micro_usd, changed.unaccepted_micro_usd)
-    _tell(name, *map(plain_usd, amounts))
+    line = f"Adjusted {name or ROOT_NAME} {place}: ${changed.spent_usd} spent,"
+    claimed = changed.unaccepted_usd or "0.00"
+    click.echo(f"{line} ${changed.overrun_usd} overrun, ${claimed} claimed and not accepted")
 
 
-def _tell(scope: str, spent: str, overrun: str, claimed: str) -> None:
-    line = f"Adjusted {scope or ROOT_NAME}: ${spent} spent, ${overrun} overrun"
-    click.echo(f"{line}, ${claimed} claimed and not accepted")
+@budget.command(
+    epilog="""\b
+Examples:
+  headgate budget resume project:web
+"""
+)
+@click.argument("scope", type=BUDGET)
+@connection_options
+@json_option
+def resume(*, scope: str, connection: Connection, as_json: bool) -> None:
+    """Ask a closed budget again now, instead of when it resets.
+
+    headgate closures lists those that are closed. One that still has no room closes again.
+    """
+    name = _scope(scope, None) or ""
+    with connect(connection) as client:
+        try:
+            answer: Any = client.open("budget", name)
+        except RequestRefusedError as error:
+            if error.code != "not_found":
+                raise
+            raise _unknown_budget(name, _limited(client.budget_status(""))) from None
+    if as_json:
+        print_json(answer)
+    else:
+        line = f"Budget {name or ROOT_NAME} is open until it has no room; see headgate closures"
+        click.echo(printable(line))
+
+
+def _named(scope: str | None, session: str | None) -> str:
+    name = _scope(scope, session)
+    if name is None:
+        raise InvalidScopeError("scope", "name one, or root for everything together")
+    return name
 
 
 def _scope(scope: str | None, session: str | None) -> str | None:
@@ -673,30 +966,8 @@ def _scope(scope: str | None, session: str | None) -> str | None:
     return "" if scope == ROOT_NAME else parse_scope(scope)
 
 
-async def _report(tracker: LedgerTracker, scope: str) -> BudgetReport:
-    status = await tracker.status(scope)
-    around = [await tracker.status(name) for name in ancestors(status.scope)[:-1]]
-    now = tracker.ledger.now()
-    parents = [
-        Parent(status=one, rate=await _rate(tracker, one.scope, now))
-        for one in around
-        if has_limit(one)
-    ]
-    return BudgetReport(
-        status=status,
-        rate=await _rate(tracker, scope, now),
-        parents=tuple(parents),
-        now=now,
-    )
-
-
-async def _rate(tracker: LedgerTracker, scope: str, now: float) -> BurnRate:
-    entries = await tracker.journal(scope, limit=MOST_ENTRIES)
-    return burn_rate(entries, now=now, cut_at=last_read_at(entries, MOST_ENTRIES))
-
-
 def _is_confirmed(reservation_id: str) -> bool:
     if not sys.stdin.isatty():
         raise InvalidSettingError("--yes", "is needed where nobody can be asked")
-    click.echo("A release says that the provider charged nothing for this reservation.")
+    click.echo("Release it only if the provider charged nothing for this reservation.")
     return click.confirm(f"Release {reservation_id}?")

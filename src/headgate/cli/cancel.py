@@ -75,12 +75,20 @@ def filter_options(*states: str) -> Callable[[Command], Command]:
         click.option("--target", metavar="NAME", help="All tasks for this target."),
         click.option("--label", metavar="KEY=TEXT", help="All tasks with this label."),
         click.option(
-            "--state", "states", multiple=True, type=click.Choice(states), help="All in this state."
+            "--state",
+            "states",
+            multiple=True,
+            type=click.Choice(states),
+            help="All tasks in this state.",
         ),
         click.option(
-            "--older", "older_seconds", metavar="TIME", type=duration, help="All as old as 10m."
+            "--older",
+            "older_seconds",
+            metavar="TIME",
+            type=duration,
+            help="All tasks older than this, such as 10m.",
         ),
-        click.option("--yes", is_flag=True, help="Do not ask whether that many are meant."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
     )
 
     def added(command: Command) -> Command:
@@ -105,7 +113,7 @@ def filter_of(given: dict[str, Any]) -> dict[str, Any]:
 def check_choice(task_ids: tuple[str, ...], which: dict[str, Any]) -> None:
     """Refuse a call that names no task and says nothing of any, or does both."""
     if bool(task_ids) == bool(which):
-        message = "name tasks, or say which with --agent, --project, --target, --label, --state"
+        message = "name tasks, or choose them with --agent, --project, --target, --label, --state"
         message += " or --older"
         raise click.UsageError(message)
 
@@ -129,14 +137,17 @@ def for_all_matching(
         print_json(counts)
     else:
         done = counts.get("cancelled", 0) + counts.get("retried", 0)
-        left = f"; {remaining} remain, run it again" if remaining else ""
-        click.echo(f"{done} of {matched} {_tasks(matched)}{left}")
+        left = f"; {remaining} remain, run the command again" if remaining else ""
+        click.echo(f"{_DONE[verb]} {done} of {matched} {_tasks(matched)}{left}")
     return EXIT_FAILED if remaining else 0
+
+
+_DONE = {"cancel": "Cancelled", "retry": "Retried"}
 
 
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
-        message = f"{question} Nobody is there to say; give --yes"
+        message = f"{question} Nobody can answer here; give --yes"
         raise click.UsageError(message)
     click.confirm(question, abort=True, err=True)
 
@@ -185,10 +196,10 @@ def cancel(
     as_json: bool,
     **given: Any,  # noqa: ANN401 - which tasks are meant
 ) -> None:
-    """Cancel tasks, whether they wait or run.
+    """Cancel tasks, waiting or running.
 
-    Name them, or say which are meant: then their number is told first. One that runs is told to
-    stop, and is `cancelling` until it has. Exits with 1 if one of them could not be cancelled.
+    Name tasks, or choose them with options; the command then counts them and asks first. A running
+    task is `cancelling` until it has stopped. The exit code is 1 if a task could not be cancelled.
     """
     which = filter_of(given)
     check_choice(task_ids, which)
@@ -232,10 +243,11 @@ def retry(
     as_json: bool,
     **given: Any,  # noqa: ANN401 - which tasks are meant
 ) -> None:
-    """Submit again what tasks that ended were to do, as new tasks.
+    """Submit ended tasks again, as new tasks.
 
-    Name them, or say which are meant: then their number is told first, and without --state it is
-    those that did not succeed. Exits with 1 if one of them could not be submitted.
+    Name tasks, or choose them with options; the command then counts them and asks first. Without
+    --state it chooses those that did not succeed. The exit code is 1 if a task could not be
+    submitted.
     """
     which = filter_of(given)
     check_choice(task_ids, which)

@@ -5,18 +5,20 @@ It is apart from the commands so that a list of these loads no settings.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from importlib.resources import files
+from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
+from structlog.testing import capture_logs
 
+from headgate.app import build_service
 from headgate.config import (
     Settings,
     SlotSettings,
     budgets,
-    load_settings,
     settings_file,
     warnings_of,
 )
@@ -26,20 +28,23 @@ from headgate.config.loading import (
     displayed_settings,
     variables_of,
     variables_of_slot,
+    variables_of_upstream,
 )
-from headgate.config.messages import key_path
+from headgate.config.messages import described_default, described_type, field_docs, key_path
+from headgate.config.settings import OPTIONAL_KEYS, SECTIONS, TABLES
 from headgate.config.slot_keys import read_key, wake_config
-from headgate.config.sources import merge
+from headgate.config.sources import merge, merge_text
 from headgate.core.slots.status import quota_source_words
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, MissingPackageError
 from headgate.executors.build import build_executor
+from headgate.executors.targets import CallableTarget
 
-EXAMPLE = files("headgate.config").joinpath("example.toml")
 ROOT_NAME = "root"
+STANDARD_INPUT = "standard input"
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What is configured, by name, and what may be a mistake."""
+    """What is configured, by name, what keeps the service from starting, and likely mistakes."""
 
     file: str | None
     ok: bool = True
@@ -50,15 +55,32 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
     prices: list[str]
     rate_limits: list[str]
     slots: list[str]
+    upstreams: list[str]
+    models: list[str]
+    problems: list[str]
     warnings: list[str]
 
 
-def check_settings(given: Path | None) -> CheckReport:
-    """Check what the service would start with; the first mistake is raised."""
+def check_settings(given: Path | None, text: str | None, *, is_file_only: bool) -> CheckReport:
+    """Check what the service would start with; the first mistake of the file is raised.
+
+    `text` is what to check in place of a file. With `is_file_only` nobody asks whether the
+    variables and packages that it needs are here, as before it is copied to another machine.
+    """
     path = settings_file(given)
-    settings = load_settings(path, os.environ, {})
+    name = STANDARD_INPUT if text is not None else None if path is None else str(path)
+    if text is not None:
+        merged = merge_text(text, STANDARD_INPUT, os.environ, {})
+    else:
+        merged = merge(path, os.environ, {})
+    settings = decode(merged)
+    problems, warnings = _build_problems(settings), warnings_of(settings)
+    if not is_file_only:
+        problems += _target_problems(settings)
+        warnings += [*_slot_warnings(settings), *_upstream_warnings(settings)]
     return CheckReport(
-        file=None if path is None else str(path),
+        file=name,
+        ok=is_file_only or not problems,
         projects=list(settings.projects),
         agents=list(settings.agents),
         targets=list(settings.targets),
@@ -66,12 +88,10 @@ def check_settings(given: Path | None) -> CheckReport:
         prices=list(settings.prices),
         rate_limits=list(settings.rate_limits),
         slots=list(settings.slots),
-        warnings=[
-            *warnings_of(settings),
-            *_target_warnings(settings),
-            *_slot_warnings(settings),
-            *_budget_warnings(settings),
-        ],
+        upstreams=list(settings.all_upstreams),
+        models=list(settings.models),
+        problems=[] if is_file_only else problems,
+        warnings=[*warnings, *_budget_warnings(settings)],
     )
 
 
@@ -81,20 +101,42 @@ def settings_in_effect(given: Path | None) -> dict[str, DisplayedValue]:
     return displayed_settings(decode(merged), merged.origins)
 
 
-def _target_warnings(settings: Settings) -> list[str]:
-    """Build what would serve each target; where variables are missing, only say which.
-
-    A file is also checked where its secrets are not, as before a deployment.
-    """
-    warnings = []
+def _target_problems(settings: Settings) -> list[str]:
+    """Say which variables and functions the service would miss, so that it would not start here."""
+    problems = []
     for name, target in settings.targets.items():
         missing = sorted(variables_of(target) - set(os.environ))
         if missing:
-            key = key_path("targets", name)
-            warnings.append(f"{key}: needs {', '.join(missing)} in the environment")
-        else:
-            build_executor(name, target, environ=os.environ, clock=time.time)
-    return warnings
+            problems.append(
+                f"{key_path('targets', name)}: the service does not start without "
+                f"{' and '.join(missing)} in its environment; set it where you start it"
+            )
+        elif isinstance(target, CallableTarget):
+            executor = build_executor(name, target, environ=os.environ, clock=time.time)
+            try:
+                asyncio.run(executor.open())
+            except InvalidSettingError as error:
+                problems.append(str(error))
+    return problems
+
+
+def _build_problems(settings: Settings) -> list[str]:
+    """Build the service as `headgate up` does, which contacts nobody, and let go of it.
+
+    What is wrong with the file is raised. What is missing on this machine is returned: a variable,
+    for which a text is put in, or a package.
+    """
+    missing = {name for target in settings.targets.values() for name in variables_of(target)}
+    environ = {**dict.fromkeys(missing, "unset"), **os.environ}
+    try:
+        # Whatever it would log of missing keys is among the warnings.
+        with capture_logs():
+            service = build_service(settings, data=Path(), environ=environ)
+    except MissingPackageError as error:
+        return [str(error)]
+    if service.telemetry is not None:
+        service.telemetry.close()
+    return []
 
 
 def _slot_warnings(settings: Settings) -> list[str]:
@@ -110,6 +152,18 @@ def _slot_warnings(settings: Settings) -> list[str]:
         if slot.enabled and slot.poll == "request":
             words = quota_source_words(wake_config(settings.quota, slot))
             warnings.append(f"{key_path('slots', name, 'poll')}: {words}")
+    return warnings
+
+
+def _upstream_warnings(settings: Settings) -> list[str]:
+    """Say which upstreams of the file lack variables here."""
+    warnings = []
+    for name, upstream in settings.upstreams.items():
+        needed = variables_of_upstream(upstream) - OPTIONAL_KEYS
+        missing = sorted(needed - set(os.environ))
+        if missing:
+            key = key_path("upstreams", name)
+            warnings.append(f"{key}: needs {', '.join(missing)} in the environment")
     return warnings
 
 
@@ -130,3 +184,42 @@ def _key_warnings(slot: SlotSettings) -> list[str]:
     except InvalidSettingError as error:
         return [str(error)]
     return []
+
+
+class ExplainedSetting(msgspec.Struct, frozen=True, kw_only=True):
+    """One key of the settings file: where it is written, what it may be, and what it does."""
+
+    section: str
+    key: str
+    value: str
+    default: str
+    meaning: str
+
+
+def explained_settings(word: str) -> list[ExplainedSetting]:
+    """Return the settings whose section or key has this word in it, in the order of the file."""
+    every = [
+        ExplainedSetting(
+            section=heading,
+            key=field.encode_name,
+            value=described_type(field.type),
+            default=described_default(field),
+            meaning=docs.get(field.name, ""),
+        )
+        for heading, kind in SECTIONS.items()
+        for docs in (field_docs(kind),)
+        for field in msgspec.structs.fields(kind)
+    ]
+    section, dot, key = word.rpartition(".")
+    if dot and section in TABLES:
+        every = [one for one in every if one.section == f"[{section}]"]
+    wanted = key if dot else word
+    found = [one for one in every if wanted in one.key or wanted in one.section]
+    if not found:
+        known = sorted({one.key for one in every})
+        close = get_close_matches(wanted, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else "headgate config explain lists all"
+        problem = f"no setting has this in its name; {advice}"
+        raise InvalidSettingError(word, problem)
+    exact = [one for one in found if one.key == wanted]
+    return exact or found

@@ -2,7 +2,8 @@
 
 The token is that of `--token`, of HEADGATE_TOKEN, or of the file `token` in the data directory.
 Rule: the file is the key to the service of this machine. It is sent to no other one unless `--data`
-names it, and it is not used when others can read it.
+names it, and it is not used when others can read it. A service here that needs no token is asked
+without one where the file is not its own.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ import functools
 import os
 import shlex
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from headgate.errors import InvalidSettingError, LedgerUnavailableError, NotAllowedError
+from headgate.errors import (
+    InvalidSettingError,
+    LedgerUnavailableError,
+    NotAllowedError,
+    ServiceError,
+)
 from headgate.storage.tokens import TokenStore, first_token, read_token
 
 if TYPE_CHECKING:
+    from headgate.cli.command_client import CommandClient
     from headgate.client.requests import Address
-    from headgate.client.sync_client import SyncClient
     from headgate.config import Settings
 
 
@@ -65,7 +71,7 @@ def _directory() -> Path:
 TOKEN_FILE = "token"  # noqa: S105 - the name of a file
 MAX_TOKEN_BYTES = 1_000
 
-_NO_TOKEN = "no token was found: give --token, set HEADGATE_TOKEN, or name the service's --data"  # noqa: S105
+_NO_TOKEN = "give --token, set HEADGATE_TOKEN, or name the service's directory with --data"  # noqa: S105
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -102,13 +108,13 @@ _OPTIONS = (
     click.option(
         "--token",
         metavar="TOKEN",
-        help="Who asks.  [default: HEADGATE_TOKEN, or the file in the data directory]",
+        help="Your token.  [default: HEADGATE_TOKEN, or the file in the data directory]",
     ),
     click.option(
         "--data",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="The service's data directory, where its token and its address are found.",
+        help="The service's data directory, with its address and token.",
     ),
 )
 
@@ -118,28 +124,79 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON."
 @contextmanager
 def connect(
     connection: Connection, *, retries: int = 3, timeout_seconds: float = 30.0
-) -> Iterator[SyncClient]:
+) -> Iterator[CommandClient]:
     """Give a client of the service that the options name."""
     # A list of commands loads none of this.
-    from headgate.client.sync_client import SyncClient  # noqa: PLC0415
+    from headgate.cli.command_client import CommandClient  # noqa: PLC0415
 
-    url, token = found_service(connection)
-    client = SyncClient(url, token=token, retries=retries, timeout_seconds=timeout_seconds)
+    service = find_service(connection)
+    client = CommandClient(service, retries=retries, timeout_seconds=timeout_seconds)
     try:
         with client:
             yield client
     except NotAllowedError as error:
-        if not token:
-            error.args = (f"{error}; {_NO_TOKEN}",)
+        error.args = (_login_line(error, service),)
         raise
 
 
-def found_service(connection: Connection) -> tuple[str, str | None]:
-    """Return the address of the service that the options name, and the token for it."""
-    from headgate.client.requests import address_of, token_of  # noqa: PLC0415
+class FoundService(NamedTuple):
+    """The address of a service, the token for it, and where that was read."""
+
+    address: Address
+    token: str | None = None
+    origin: str = ""
+    is_from_file: bool = False
+
+    @property
+    def url(self) -> str:
+        """The address as people write it."""
+        return self.address.url
+
+    @property
+    def may_do_without(self) -> bool:
+        """Whether a command may go on without a token that the service does not know."""
+        return self.is_from_file and self.address.is_loopback
+
+
+def find_service(connection: Connection) -> FoundService:
+    """Return the service that the options name, and the token for it; nothing is sent."""
+    from headgate.client.requests import TOKEN_VARIABLE, address_of, token_of  # noqa: PLC0415
 
     address = address_of(connection.url or _address_in(connection.data))
-    return address.url, token_of(connection.token) or _token_in_file(connection.data, address)
+    token = token_of(connection.token)
+    if token is not None:
+        return FoundService(address, token, "--token" if connection.token else TOKEN_VARIABLE)
+    path = _token_path(connection.data, address)
+    content = None if path is None else read_private_file(path)
+    token = None if content is None else token_of(content.decode("ascii", "replace"))
+    if token is None:
+        return FoundService(address)
+    return FoundService(address, token, str(path), is_from_file=True)
+
+
+def accepted_service(connection: Connection) -> tuple[str, str | None]:
+    """Return the address of a service and the token that it takes, for what talks to it for long.
+
+    A token that may be left out is tried once, so that it is left out from the beginning.
+    """
+    service = find_service(connection)
+    if not service.may_do_without:
+        return service.url, service.token
+    with connect(connection, retries=0) as client:
+        # Whatever else is wrong, whoever talks to the service will say it.
+        with suppress(ServiceError):
+            client.request("GET", "/projects", response_type=bytes)
+        return service.url, None if client.is_without_token else service.token
+
+
+def _login_line(error: NotAllowedError, service: FoundService) -> str:
+    """Say which token was refused, where it came from, and what to do."""
+    if error.code != "unauthorized":
+        return str(error)
+    if not service.token:
+        return f"Login failed: {error}; {_NO_TOKEN}"
+    advice = "Name the service's directory with --data, or give --token."
+    return f"Login failed: {error} (read from {service.origin}). {advice}"
 
 
 def _address_in(data: Path | None) -> str | None:
@@ -155,16 +212,12 @@ def _address_in(data: Path | None) -> str | None:
     return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def _token_in_file(data: Path | None, address: Address) -> str | None:
-    from headgate.client.requests import token_of  # noqa: PLC0415
-
+def _token_path(data: Path | None, address: Address) -> Path | None:
+    """Return the file with the token for a service; None where none is to be sent there."""
     if data is None and not address.is_loopback:
         return None
     directory = data or default_directory()
-    if directory is None:
-        return None
-    content = read_private_file(directory / TOKEN_FILE)
-    return None if content is None else token_of(content.decode("ascii", "replace"))
+    return None if directory is None else directory / TOKEN_FILE
 
 
 def read_private_file(path: Path) -> bytes | None:
@@ -186,14 +239,16 @@ def read_private_file(path: Path) -> bytes | None:
 # The token of this machine: a file in the data directory that only its owner can read.
 #
 # The first start on a store makes a token with all permissions, prints it once and writes it
-# here, where commands on the same machine find it. Rule: nobody else can read the file at any
-# moment, and a start never makes a second token: one that can be had by starting again would be
+# here, where commands on the same machine find it. Where FIRST_TOKEN has one, as from a secret of
+# the platform, that one is stored instead, and not printed. Rule: nobody else can read the file at
+# any moment, and a start never makes a second token: one that can be had by starting again would be
 # no secret.
 #
 # A start may be killed between any two steps. So the token is written beside its place, then
 # stored, then moved to its place. The file never has a token that the store does not know, and one
 # that was stored is found beside its place by the next start, which goes on from there.
 
+FIRST_TOKEN = "HEADGATE_FIRST_TOKEN"  # noqa: S105 - the name of a variable
 PREVIOUS = f"{TOKEN_FILE}.previous"
 PENDING = f"{TOKEN_FILE}.first"
 _ONLY_THE_OWNER = 0o600
@@ -201,12 +256,23 @@ _ONLY_THE_OWNER_ENTERS = 0o700
 _MAKE_ONE = "headgate token create makes one; without any, headgate token create --offline does"
 
 
-async def make_first_token(tokens: TokenStore, directory: Path) -> list[str]:
+def given_first_token(environ: Mapping[str, str]) -> str | None:
+    """Return the first token that the environment has for a new store."""
+    given = environ.get(FIRST_TOKEN, "").strip()
+    if given and read_token(given) is None:
+        form = "hg_, 12 hexadecimal digits, _ and 48 more, in lower case"
+        raise InvalidSettingError(FIRST_TOKEN, f"is no token: it must be {form}")
+    return given or None
+
+
+async def make_first_token(
+    tokens: TokenStore, directory: Path, given: str | None = None
+) -> list[str]:
     """Make the first token of a store, and return the lines that tell it; none if there was one."""
     begun = _begun_text(directory / PENDING)
     if begun is None and await tokens.list():
         return []
-    new = first_token(tokens.now(), text=begun)
+    new = first_token(tokens.now(), text=begun or given)
     problem = _write_beside(directory, new.text) if begun is None else None
     path = directory / TOKEN_FILE
     if not await tokens.create_first(new.kept):
@@ -218,6 +284,8 @@ async def make_first_token(tokens: TokenStore, directory: Path) -> list[str]:
             return []
     problem = problem or _move_to_place(directory)
     place = f"it is in {path}" if problem is None else f"{path} could not be written: {problem}"
+    if new.text == given:
+        return [f"the first token is that of {FIRST_TOKEN}; {place}"]
     return [f"token {new.text}", f"this is shown once; {place}"]
 
 
@@ -331,7 +399,11 @@ STORE_SIDES = ("", "-wal", "-shm", "-journal")
 """What SQLite writes beside the file of a store, in any of its ways to work."""
 
 config_option = click.option(
-    "--config", "path", metavar="FILE", type=click.Path(path_type=Path), help="The settings."
+    "--config",
+    "path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The settings file.  [default: headgate.toml here]",
 )
 data_option = click.option(
     "--data",
@@ -339,7 +411,9 @@ data_option = click.option(
     type=click.Path(path_type=Path),
     help="The data directory of the service.  [default: the XDG data directory]",
 )
-store_option = click.option("--store", "store_url", metavar="URL", help="As of headgate up.")
+store_option = click.option(
+    "--store", "store_url", metavar="URL", help="The store, as for headgate up."
+)
 
 
 def settings_of(path: Path | None, store_url: str | None) -> Settings:

@@ -29,10 +29,9 @@ Examples:
 @click.argument("snapshot", metavar="SNAPSHOT.json")
 @click.option("--json", "as_json", is_flag=True, help="Write the plan and all reasons as JSON.")
 def decide(snapshot: str, *, as_json: bool) -> None:
-    """Print which agent runs which task, and why the others wait.
+    """Print which agent runs which task of a snapshot, and why the others wait.
 
-    The file is a JSON object whose keys are the fields of SchedulerState; - reads it from
-    standard input.
+    FILE is a JSON object with the fields of SchedulerState; - reads standard input.
     """
     state = decode_snapshot(_read(snapshot))
     actions = Scheduler.schedule(state)

@@ -36,10 +36,10 @@ def doctor(
     store_url: str | None,
     as_json: bool,
 ) -> None:
-    """Check settings, directory, store, ledger, disk, clock, targets, slots, token and port.
+    """Check settings, store, ledger, disk, clock, keys, token and port.
 
-    Nothing is changed, and nothing is sent to a target. Ends with 1 if something would keep the
-    service from its work.
+    It changes nothing and sends nothing to targets. It asks each upstream with a key for its list
+    of models. The exit code is 1 if something would stop the service from working.
     """
     from headgate.cli.doctor_checks import examine  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ import os
 import shutil
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -18,14 +19,23 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+import httpx2
 import msgspec
 
 from headgate.app import held_file, is_shared, sqlite_file
 from headgate.budgets.connect import connect_budget
 from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
-from headgate.config import Settings, SlotSettings, settings_file, warnings_of
+from headgate.config import (
+    Settings,
+    SlotSettings,
+    UpstreamSettings,
+    settings_file,
+    warnings_of,
+)
 from headgate.config.loading import variables_of, variables_of_slot
-from headgate.config.slot_keys import read_key
+from headgate.config.messages import key_path
+from headgate.config.settings import OPTIONAL_KEYS
+from headgate.config.slot_keys import SlotKeys, read_key, read_upstream_key, upstream_headers
 from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.fair_share import hour_of
 from headgate.core.money import format_usd
@@ -33,13 +43,18 @@ from headgate.core.retention import in_mebibytes
 from headgate.errors import HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.confinement import command_user, confinement_of_this_machine, launcher
+from headgate.executors.executor import GATEWAY_VARIABLES, Executor, RemoteExecutor
 from headgate.executors.targets import (
     CallableTarget,
     CommandTarget,
     HttpTarget,
+    RayTarget,
     Target,
     target_estimates,
+    uses_gateway,
 )
+from headgate.extras import naming_extras
+from headgate.providers.http_client import HttpClient
 from headgate.providers.prices import PriceList, price_advice
 from headgate.storage.data_lock import Holder, holder_of, is_held, store_folders
 from headgate.storage.ledger import unaccepted
@@ -126,12 +141,11 @@ def store_findings(settings: Settings, directory: Path) -> Iterator[Finding]:
             yield from _postgres(settings.store.url or "", settings)
         else:
             yield from _sqlite(sqlite_file(settings, directory), settings)
-    except (HeadgateError, ModuleNotFoundError) as error:
+    except HeadgateError as error:
         yield fail("store", str(error), _advice(error))
 
 
-def _advice(error: Exception) -> str:
-    # The driver is an extra, and told by its name where it is not there.
+def _advice(error: HeadgateError) -> str:
     if type(error.__cause__).__name__ in _DAMAGED:
         return "it is damaged; stop the service, and put a backup in its place: headgate restore"
     return "nothing is taken before it can be reached"
@@ -146,8 +160,21 @@ def ledger_findings(settings: Settings) -> Iterator[Finding]:
     try:
         asyncio.run(_reach(url))
         yield ok("ledger", f"{url.partition(':')[0]} answers")
-    except (HeadgateError, ModuleNotFoundError) as error:
+    except HeadgateError as error:
         yield fail("ledger", str(error), "nothing starts before it can be reached")
+
+
+def telemetry_findings(settings: Settings) -> Iterator[Finding]:
+    """Look for the packages that spans need, if they are wanted."""
+    if not settings.telemetry.otel:
+        return
+    try:
+        with naming_extras("telemetry.otel"):
+            import opentelemetry.sdk.trace  # noqa: F401, PLC0415  an extra
+    except InvalidSettingError as error:
+        yield fail("telemetry", str(error), "or leave telemetry.otel out of the settings")
+    else:
+        yield ok("telemetry", "the packages of OpenTelemetry are there")
 
 
 async def _reach(url: str) -> None:
@@ -166,7 +193,8 @@ def _sqlite(path: Path, settings: Settings) -> Iterator[Finding]:
 
 
 def _postgres(url: str, settings: Settings) -> Iterator[Finding]:
-    from headgate.storage.postgres import PostgresReader  # noqa: PLC0415
+    with naming_extras("store.url"):
+        from headgate.storage.postgres import PostgresReader  # noqa: PLC0415
 
     database = PostgresReader(url)
     yield from _versions(database, "postgresql", settings)
@@ -238,8 +266,7 @@ def price_findings(transaction: Transaction, now: float, prices: PriceList) -> I
     used = unpriced(transaction, since=hour_of(now - UNPRICED_SECONDS))
     found = [one for one in used if not prices.is_known(one.model)]
     for one in found:
-        line = f"{one.model!r} has no price: for {one.tokens:,} tokens what was reserved was booked"
-        yield warn("prices", line, price_advice(one.model))
+        yield warn("prices", f"{one.model!r} {one.problem}", price_advice(one.model))
     if not found:
         yield ok("prices", "every model that was used in the last day has a price")
 
@@ -260,7 +287,9 @@ def claim_findings(transaction: Transaction) -> Iterator[Finding]:
     found = unaccepted(transaction, most=MAX_CLAIMS)
     for scope, micro_usd, tokens in found:
         amounts = f"{format_usd(micro_usd)} and {tokens:,} tokens"
-        line = f"{scope or '(root)'}: {amounts} are claimed and not accepted, and do not count"
+        line = (
+            f"Tenants claim {amounts} in {scope or 'root'} beyond their limits; it does not count"
+        )
         command = f"headgate budget adjust {scope or 'root'} --accept --data DIR --reason WHY"
         advice = f"decide with `{command}`, or with --reject; DIR is the data directory"
         yield warn("claims", line, advice)
@@ -298,10 +327,26 @@ def _examined_target(check: str, name: str, target: Target, environ: Mapping[str
                 executor = build_executor(name, target, environ=environ, clock=time.time)
                 asyncio.run(executor.open())
                 return ok(check, f"{target.entry_point} can be imported")
+            case RayTarget():
+                executor = build_executor(name, target, environ=environ, clock=time.time)
+                return asyncio.run(_examined_cluster(check, executor))
             case _:
                 return ok(check, "its tasks are pulled by workers")
-    except (HeadgateError, ModuleNotFoundError) as error:
+    except HeadgateError as error:
         return fail(check, str(error), "correct the target in the settings")
+
+
+async def _examined_cluster(check: str, executor: Executor) -> Finding:
+    await executor.open()
+    try:
+        room = await executor.room() if isinstance(executor, RemoteExecutor) else None
+    finally:
+        await executor.close()
+    if room is None or room.free > 0:
+        has_room = "" if room is None else f"; it has room for {room.free} more tasks"
+        return ok(check, f"the cluster answers{has_room}")
+    advice = "tasks of this target wait until there is room"
+    return warn(check, room.why, advice)
 
 
 def _reached(check: str, target: HttpTarget) -> Finding:
@@ -346,6 +391,8 @@ def command_findings(
     found = f"what they leave running is ended {ended}"
     if not launcher().sets_user:
         advice = "install util-linux 2.33 or newer: without it commands may gain privileges"
+        if sys.platform == "darwin":
+            advice = "macOS has none, so commands may gain privileges; use Linux for untrusted ones"
         yield warn("commands", f"setpriv is missing; {found}", advice)
     else:
         yield ok("commands", found)
@@ -364,6 +411,174 @@ def command_findings(
             yield fail(check, f"the user {user.name} may read {', '.join(readable)}", advice)
         else:
             yield ok(check, f"the user {user.name} may read neither data, token nor settings")
+
+
+# Whether calls could go through the gateway: upstreams answer to their keys, models have prices.
+#
+# Rule: one request for the list of models is sent with each key, which costs nothing. No finding
+# tells a key.
+
+UPSTREAM_SECONDS = 5.0
+UPSTREAM_ANSWERS = 8
+GIVEN_TO_TASKS = tuple(name for names in GATEWAY_VARIABLES.values() for name in names)
+"""What tasks are given so that their calls go through the gateway."""
+
+ANTHROPIC_VERSION = "2023-06-01"
+_REFUSED = (401, 403)
+_SERVER_ERROR = 500
+_PASSED_THROUGH = {
+    "loopback": "clients' own keys are passed through on loopback",
+    "always": "clients' own keys are passed through",
+}
+
+
+class UpstreamKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A key to ask an upstream with: what people call it, and the headers that carry it."""
+
+    check: str
+    name: str
+    url: str
+    headers: dict[str, str]
+
+    def __repr__(self) -> str:
+        return f"UpstreamKey({self.check!r}, {self.name!r})"
+
+
+def gateway_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at the upstreams, the prices of the models that are routed, and what tasks are given."""
+    if not settings.gateway.enabled:
+        yield ok("gateway", "is switched off in the settings")
+        return
+    keys: list[UpstreamKey] = []
+    for name, upstream in settings.all_upstreams.items():
+        found = _keys_of(settings, name, upstream, environ)
+        if isinstance(found, Finding):
+            yield found
+        else:
+            keys += found
+    if keys:
+        yield from asyncio.run(_asked(keys))
+    yield from _routed_prices(settings)
+    yield from _variables_before_gateway(settings, environ)
+
+
+def _keys_of(
+    settings: Settings, name: str, upstream: UpstreamSettings, environ: Mapping[str, str]
+) -> list[UpstreamKey] | Finding:
+    """Return the keys of an upstream that can be read, or what is to be said without any."""
+    check = f"upstream {name}"
+    keys: dict[str, str] = {}
+    try:
+        headers = upstream_headers(name, upstream, environ)
+        if upstream.key_env is not None and upstream.key_env in environ:
+            keys[upstream.key_env] = read_upstream_key(name, upstream, environ)
+    except InvalidSettingError as error:
+        return fail(check, error.problem, "correct it where the service starts; no call goes there")
+    read = SlotKeys(settings, environ)
+    for slot in upstream.slots:
+        if not settings.slots[slot].enabled:
+            continue
+        try:
+            keys[f"slot {slot}"] = read(slot)
+        except InvalidSettingError:
+            continue  # Said of the slot itself.
+    if not keys:
+        return _keyless(check, settings, name, upstream)
+    url = f"{upstream.api_url}/models"
+    return [
+        UpstreamKey(check=check, name=shown, url=url, headers=headers | _carrying(upstream, key))
+        for shown, key in keys.items()
+    ]
+
+
+def _carrying(upstream: UpstreamSettings, key: str) -> dict[str, str]:
+    if upstream.kind == "anthropic":
+        return {"x-api-key": key, "anthropic-version": ANTHROPIC_VERSION}
+    return {"authorization": f"Bearer {key}"}
+
+
+def _keyless(check: str, settings: Settings, name: str, upstream: UpstreamSettings) -> Finding:
+    why = "has no key"
+    if upstream.slots:
+        why += ": none of its slots has one that can be read"
+    elif upstream.key_env is not None:
+        why += f": {upstream.key_env} is not set"
+    passed = _PASSED_THROUGH.get(settings.gateway.passthrough_keys)
+    if passed is None:
+        found = f"{why}, and clients' own keys are not passed through"
+        # The built-in ones are there whether anybody wants them or not.
+        if name not in settings.upstreams:
+            return ok(check, found)
+        return warn(check, found, "set its key where the service starts; no call can go there")
+    if upstream.has_key and upstream.key_env not in OPTIONAL_KEYS:
+        advice = "set it where the service starts; it may be set there and not here"
+        return warn(check, f"{why}; {passed}", advice)
+    return ok(check, f"{why}; {passed}")
+
+
+async def _asked(keys: list[UpstreamKey]) -> list[Finding]:
+    client = HttpClient(max_connections=UPSTREAM_ANSWERS, connect_timeout_seconds=UPSTREAM_SECONDS)
+    turn = asyncio.Semaphore(UPSTREAM_ANSWERS)
+
+    async def answer(key: UpstreamKey) -> Finding:
+        async with turn:
+            return await _answer_of(client, key)
+
+    try:
+        return list(await asyncio.gather(*map(answer, keys)))
+    finally:
+        await client.close()
+
+
+async def _answer_of(client: HttpClient, key: UpstreamKey) -> Finding:
+    host = urlsplit(key.url).netloc
+    advice = "see whether it is up and base_url is right; calls wait or fail until it answers"
+    try:
+        async with asyncio.timeout(UPSTREAM_SECONDS):
+            response = await client.send("GET", key.url, key.headers)
+            await response.aclose()
+    except TimeoutError:
+        return warn(key.check, f"{host} does not answer within {UPSTREAM_SECONDS:g} s", advice)
+    except httpx2.RequestError as error:
+        return warn(key.check, f"{host} cannot be reached: {type(error).__name__}", advice)
+    status = response.status_code
+    if status in _REFUSED:
+        found = f"{host} answers {status}: key refused ({key.name})"
+        return fail(key.check, found, "put a key there that the provider takes")
+    if status >= _SERVER_ERROR:
+        return warn(key.check, f"{host} answers {status}", advice)
+    return ok(key.check, f"{host} answers to the key in {key.name}")
+
+
+def _routed_prices(settings: Settings) -> Iterator[Finding]:
+    """Look for a price of every model that the settings name."""
+    prices = PriceList(settings.price_overrides)
+    routed = [model for alias in settings.models.values() for _, model in alias.members]
+    routed += [
+        pattern
+        for upstream in settings.upstreams.values()
+        for pattern in upstream.models
+        if not set("*?[") & set(pattern)
+    ]
+    unknown = [model for model in dict.fromkeys(routed) if not prices.is_known(model)]
+    for model in unknown:
+        found = f"{model!r} is routed and has no price; budgets in dollars refuse its calls"
+        yield warn("routes", found, price_advice(model))
+    if routed and not unknown:
+        yield ok("routes", "every model that the settings name has a price")
+
+
+def _variables_before_gateway(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Name the variables of commands that keep their calls from going through the gateway."""
+    for name, target in settings.targets.items():
+        if not isinstance(target, CommandTarget) or not uses_gateway(target):
+            continue
+        passed = {variable for variable in target.pass_env if variable in environ}
+        own = [one for one in GIVEN_TO_TASKS if one in target.env or one in passed]
+        if own:
+            found = f"its env sets {', '.join(own)}, which wins over what the gateway would set"
+            advice = f"take it out, or write gateway = false in [{key_path('targets', name)}]"
+            yield warn(f"target {name}", found, advice)
 
 
 LEAST_FREE_BYTES = 100 * 2**20
@@ -391,9 +606,11 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
         *_directory(folder, holder),
         *store_findings(settings, directory),
         *ledger_findings(settings),
+        *telemetry_findings(settings),
         *target_findings(settings, os.environ),
         *command_findings(settings, directory, settings_file(path)),
         *slot_findings(settings, os.environ),
+        *gateway_findings(settings, os.environ),
         *_token(directory),
         _port(settings) if holder is None else _answers(holder.address),
     ]

@@ -47,9 +47,9 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
     workflow = read_workflow(file, read_source(file))
     workflow = with_settings_prices(workflow, settings_file(options.config))
     scopes = run_scopes(workflow, options, os.environ)
-    check_prices(workflow, scopes)
     hold = None
     if options.server is None:
+        check_prices(workflow, scopes)
         # A module may print while it is imported; standard output is for what comes below.
         with own_output(lambda line: click.echo(line, err=True)):
             hold = asyncio.run(check_here(workflow, options, os.environ))
@@ -59,7 +59,7 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
         asyncio.run(_budgets(workflow, options)),
         concurrency=options.concurrency or workflow.concurrency,
         now=time.time(),
-        is_limited=limits_dollars(scopes),
+        is_limited=limits_dollars(scopes) and options.server is None,
         hold=hold,
     )
     if as_json:

@@ -1,4 +1,4 @@
-"""`headgate estimates`: what is known of the cost of each kind of work."""
+"""`headgate estimates`: what each kind of work is expected to cost."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Examples:
 @connection_options
 @json_option
 def estimates(*, project_id: str | None, connection: Connection, as_json: bool) -> None:
-    """Print what is known of the cost of each kind of work, the latest first.
+    """Show what each kind of work is expected to cost.
 
-    A task without an estimate holds what its kind usually costs. Only costs count that somebody
-    reported, or that were priced from the response of a provider.
+    A task without an estimate reserves what its kind usually costs. Headgate learns this from
+    reported costs and from priced responses of providers.
     """
     with connect(connection) as client:
         answer = client.estimates(project_id)
@@ -36,7 +36,7 @@ def estimates(*, project_id: str | None, connection: Connection, as_json: bool) 
         print_json(answer)
         return
     if not answer.kinds:
-        click.echo("nothing is known yet: no task has reported what it used")
+        click.echo("There are no estimates yet: no task has reported what it used.")
         return
     title = f"What {100 * answer.quantile:g}% of each kind of work cost no more than"
     columns = ("target", "project", "action", "dollars", "most", "tokens", "most", "samples", "fed")

@@ -1,4 +1,4 @@
-"""`headgate slots fake-provider`: a provider to watch a slot warm up at, without a key."""
+"""`headgate fake-provider`: a provider for trying key slots without a real key."""
 
 from __future__ import annotations
 
@@ -33,13 +33,18 @@ class FakeStarted(msgspec.Struct, kw_only=True, rename="camel"):
     "fake-provider",
     epilog="""\b
 Examples:
-  headgate slots fake-provider
-  headgate slots fake-provider --window-minutes 2 --percent 40 --warm
-  headgate slots fake-provider --port 0 --json
+  headgate fake-provider
+  headgate fake-provider --window-minutes 2 --percent 40 --warm
+  headgate fake-provider --port 0 --json
 """,
 )
 @click.option(
-    "--port", metavar="N", type=int, default=DEFAULT_PORT, show_default=True, help="0 is any free."
+    "--port",
+    metavar="N",
+    type=int,
+    default=DEFAULT_PORT,
+    show_default=True,
+    help="The port to serve on; 0 picks a free one.",
 )
 @click.option(
     "--window-minutes",
@@ -47,7 +52,7 @@ Examples:
     type=click.FloatRange(0, MAX_WINDOW_MINUTES, min_open=True),
     default=WINDOW_MINUTES,
     show_default=True,
-    help="How long a window is open.",
+    help="How long a quota window stays open.",
 )
 @click.option(
     "--percent",
@@ -55,7 +60,7 @@ Examples:
     type=click.FloatRange(0, 100),
     default=0.0,
     show_default=True,
-    help="How much of a window is used when it opens.",
+    help="How much of the quota is used when a window opens.",
 )
 @click.option(
     "--latency-ms",
@@ -63,11 +68,13 @@ Examples:
     type=click.IntRange(0, MAX_LATENCY_MS),
     default=0,
     show_default=True,
-    help="How long an answer takes.",
+    help="How long each answer takes.",
 )
-@click.option("--cold/--warm", "is_cold", default=True, help="No window is open, or one is.")
-@click.option("--credits", "has_credits", is_flag=True, help="Tell CREDIT_LIMIT rows.")
-@click.option("--key", metavar="TEXT", help="Take this key only; otherwise any is taken.")
+@click.option(
+    "--cold/--warm", "is_cold", default=True, help="Start without an open window, or with one."
+)
+@click.option("--credits", "has_credits", is_flag=True, help="Report CREDIT_LIMIT rows.")
+@click.option("--key", metavar="TEXT", help="Accept only this key.  [default: any]")
 @json_option
 def fake_provider(
     *,
@@ -80,17 +87,17 @@ def fake_provider(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Serve a provider of keys that is none, until Ctrl-C.
+    """Start a fake provider to try key slots with.
 
-    It is cold until a wake opens a window, as a real one is. It serves on this machine only.
+    Like a real one it has no open window until a wake opens one. It serves this machine alone.
+    Ctrl-C stops it.
     """
     for name, number in (("--window-minutes", window_minutes), ("--percent", percent)):
         if math.isnan(number):
             raise InvalidSettingError(name, "must be a number")
-    # The other commands of slots load none of this.
+    # A list of commands loads none of this.
     import asyncio  # noqa: PLC0415
 
-    from headgate.extras import naming_extras  # noqa: PLC0415
     from headgate.testing import FakeProvider  # noqa: PLC0415
 
     provider = FakeProvider(
@@ -102,8 +109,7 @@ def fake_provider(
         has_credits=has_credits,
         key=key,
     )
-    with naming_extras("headgate slots fake-provider"):
-        asyncio.run(_serve(provider, has_own_key=key is not None, as_json=as_json))
+    asyncio.run(_serve(provider, has_own_key=key is not None, as_json=as_json))
 
 
 async def _serve(provider: FakeProvider, *, has_own_key: bool, as_json: bool) -> None:
@@ -148,7 +154,7 @@ Put this into headgate.toml:
 Then, in another terminal:
 
   export {KEY_VARIABLE}={key}
-  headgate slots run --config headgate.toml
+  headgate slot run --config headgate.toml
 
 Make it fail:
 

@@ -140,3 +140,201 @@ def _take_over(logger: logging.Logger, level: int, *, traces: bool = True) -> No
     logger.handlers = [_IntoStructlog(traces=traces)]
     logger.propagate = False
     logger.setLevel(level)
+
+
+LOG_EVENTS = {
+    "a call failed": (
+        "A bug in the gateway. The client got an error, and what was reserved for the call is "
+        "booked."
+    ),
+    "a call was lost": (
+        "The process that had a call was killed. The call has ended, and what it held is booked."
+    ),
+    "a call was not kept": (
+        "The end of a call could not be written. The lease of its money books what was reserved."
+    ),
+    "a key cannot be read": (
+        "The variable or the file of a key is gone; calls are refused until it is there again."
+    ),
+    "a loop does not end, and is left behind": (
+        "A loop did not stop in time when the service ended. The process ends without it."
+    ),
+    "a loop failed and is started again": (
+        "A bug in the service. The loop goes on after a pause that grows."
+    ),
+    "a loop is started again": "A loop of a slot had ended or stood still; `problem` says which.",
+    "a provider could not be closed": (
+        "A bug in the service, while a slot left the settings or the service stopped."
+    ),
+    "a provider failed": (
+        "A bug in the service, while a provider was asked; it counts as a poll or a wake that "
+        "failed."
+    ),
+    "a slice of a budget was not turned": (
+        "What calls have spent could not be written. It is tried again, and no call draws on "
+        "the slice meanwhile."
+    ),
+    "a webhook could not be sent": "A bug in the service; the webhook is tried again.",
+    "a webhook was not settled": "What came of a try could not be written; it is tried again.",
+    "a zero keeps what was; the next start refuses it": (
+        "A reloaded file has a 0 where the range begins above it."
+    ),
+    "an attempt was not started": (
+        "The ledger did not answer, or the reservation is gone. The task is decided again."
+    ),
+    "an executor could not be closed": (
+        "A bug in the service, while a target left the settings or the service stopped."
+    ),
+    "an outcome cannot be stored": "What a target answered cannot be written; the task fails.",
+    "an upstream did not list its models": (
+        "`GET /v1/models` goes without the models of this upstream for a while."
+    ),
+    "an upstream is sent without its headers": (
+        "A variable in `headers` of the upstream is not set."
+    ),
+    "another node dispatches now": "This node was the dispatcher, and is not any more.",
+    "budget alerts filed": "Budgets have passed a share that is told by webhook.",
+    "budgets were not looked at": "The ledger could not be read for alerts; it is tried again.",
+    "changes of settings were not looked for": (
+        "The store did not answer when settings were compared with other nodes; it is tried again."
+    ),
+    "dispatching": "This node has read all tasks, and decides from now on.",
+    "ended tasks were not deleted": (
+        "The store did not answer when ended tasks were to be deleted; it is tried again."
+    ),
+    "executor raised": "A bug in the executor of a target; the task fails.",
+    "few files may be open, so few connections too": (
+        "The limit on open files is low (`ulimit -n`). A part is kept for the store, targets "
+        "and commands."
+    ),
+    "has drained": "Projects, agents or targets that left the settings have no tasks any more.",
+    "headgate slot list, warm, pause and resume cannot reach this": (
+        "`headgate slot run` could not make the socket in its data directory; it goes on without."
+    ),
+    "left without telling the store": (
+        "The service stops while the store does not answer. Its lease ends by itself."
+    ),
+    "lines of the slot log were dropped": (
+        "The log of slots could not keep up, or could not be written; `dropped` counts all "
+        "since the start."
+    ),
+    "money was not settled": "The ledger did not take the settlement of a call; the lease decides.",
+    "others took the tasks of this node": (
+        "This node gave no sign of life for too long, and another one has its tasks. It ends "
+        "what it still runs of them."
+    ),
+    "out of file descriptors": (
+        "A task could not begin and is tried again. Raise the limit on open files (`ulimit "
+        "-n`), or lower `max_inflight`."
+    ),
+    "projects without settings have tasks; they drain": (
+        "Tasks wait for projects that the file does not name; they run to their end."
+    ),
+    "recovered tasks of a lost node": (
+        "A node has given no sign of life; its tasks are queued again."
+    ),
+    "request": "A request was answered.",
+    "settings changed": "Somebody changed a setting through the API.",
+    "settings reloaded": "The file was read again, by SIGHUP or by `headgate slot run`.",
+    "settings were not reloaded": "A bug in the service, at SIGHUP.",
+    "settings were not reloaded; nothing has changed": "SIGHUP found a file that is wrong.",
+    "settlements are left in the outbox": (
+        "A node stopped while the ledger did not answer; the next start tells it."
+    ),
+    "settlements wait for the ledger": (
+        "What attempts cost could not be told to the ledger; it is tried again."
+    ),
+    "settlements wait for the store": (
+        "How an attempt ended could not be written; it is tried again."
+    ),
+    "slots can be read again": "The store answers again.",
+    "slots cannot be read; nothing is sent until they can": (
+        "The store does not answer. Polls and wakes wait."
+    ),
+    "targets without settings have tasks; these wait": (
+        "Tasks are for targets that the file does not name; put these back, or cancel the tasks."
+    ),
+    "task cancelled": "A task was cancelled.",
+    "task completed": "A task succeeded; `run_ms` is its last attempt.",
+    "task dispatched": (
+        "An attempt was given to an agent; `wait_ms` is since the task was submitted."
+    ),
+    "task expired": "The deadline of a task passed while it waited.",
+    "task failed": (
+        "A task failed for good; `error` is why, in one line of at most 300 characters, without "
+        "what looks like a secret."
+    ),
+    "task rejected": "A queue was full, or no budget will hold the task.",
+    "task retrying": "An attempt ended, and the task waits for another.",
+    "task submitted": "A task was taken.",
+    "the body of a call that waits stays in memory": "A temporary file could not be written.",
+    "the clock has jumped; all slots look at once": "The clock was set, or the machine slept.",
+    "the demonstration has stopped; the service goes on without it": (
+        "A bug in the simulated fleet of `headgate up --demo`."
+    ),
+    "the driver of Ray ended": (
+        "The process that talks to a Ray cluster ended. Another one starts with the next task."
+    ),
+    "the file contradicts a change at another node": (
+        "A changed file cannot be taken together with what was changed through the API."
+    ),
+    "the file contradicts what was changed beside it": (
+        "The file cannot be taken together with what was changed through the API."
+    ),
+    "the file could not be taken now; tried again": (
+        "The file has changed, and the store does not answer."
+    ),
+    "the file was not taken; nothing has changed": "The file has changed, and is wrong.",
+    "the lease of money in use has ended": (
+        "The ledger did not hear in time that work goes on. What is reserved counts as spent "
+        "until the work reports."
+    ),
+    "the ledger cannot be asked": "The ledger outside the store does not answer. Logged once.",
+    "the ledger is told of settlements again": "The ledger answers again.",
+    "the ledger refused a settlement": (
+        "The ledger had closed a reservation before; it stays as it is."
+    ),
+    "the ledger was not told of new budgets; tried again": (
+        "Budgets have changed, and the ledger does not answer."
+    ),
+    "the lock on the data directory cannot be restored": (
+        "The file of the lock is gone and cannot be written anew; it is tried again."
+    ),
+    "the lock on the data directory was deleted; it is there again": (
+        "Somebody deleted the file of the lock while the service ran; it was written anew, and "
+        "is held."
+    ),
+    "the process that writes cannot be started": (
+        "The machine has no room for another process; it is tried again."
+    ),
+    "the process that writes has ended": (
+        "It was killed (a negative code is the signal), or the problem says why; another one is "
+        "started."
+    ),
+    "the slot log cannot be written; slots go on without it": (
+        "Logged once: the disk is full, or the file of the day has reached 256 MiB."
+    ),
+    "the slot log is written again": (
+        "Lines are missing in between; `dropped` counts all since the start."
+    ),
+    "the store cannot be asked": "The store does not answer. Logged once for each problem.",
+    "the store has no room for new tasks": (
+        "The disk or `max_store_bytes` is used up. Logged once, with what to do."
+    ),
+    "the store has room for new tasks again": "The store takes new tasks again.",
+    "token refused": (
+        "Somebody came with a token that is not valid; `since_last` counts those that were not "
+        "logged."
+    ),
+    "usage in an unknown shape": (
+        "A result has a `usage` that cannot be read, so what was reserved is booked. Logged "
+        "once for each target."
+    ),
+    "webhook delivered": "A webhook has arrived.",
+    "webhook failed": "A try of a webhook failed; `is_given_up` says that it was the last.",
+    "webhooks under way are tried again when their claims have ended": (
+        "The service stops with tries under way."
+    ),
+    "webhooks wait for the store": "The store did not answer for webhooks; it is tried again.",
+}
+"""What each line of the service means, by its `event`; the reference is made from it."""

@@ -34,6 +34,8 @@ from headgate.errors import (
 if TYPE_CHECKING:
     import asyncio
 
+    from click.shell_completion import CompletionItem
+
 # Arguments that are no text: refused by name before a command begins.
 #
 # What is not UTF-8 comes as a string that cannot be written anywhere. Rule: no command sees one, so
@@ -106,51 +108,78 @@ EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
 
-COMMANDS = {
-    "audit": "Print who changed what, newest first.",
-    "backup": "Copy the store to a file: tasks, budgets, tokens, overrides and the audit log.",
-    "budget": "Set budgets and see what is spent, across all who share a ledger.",
-    "cancel": "Cancel tasks, whether they wait or run.",
-    "closures": "List what keeps tasks from starting: who closed it, since when and until when.",
-    "completion": "Print a script that completes commands and options with the Tab key.",
-    "config": "Check the settings, show where each comes from, print an example.",
-    "decide": "Print which agent runs which task, and why the others wait.",
-    "demo": "Run a simulated fleet: three projects, six agents, one noisy.",
-    "doctor": (
-        "Check settings, directory, store, ledger, disk, clock, targets, slots, token and port."
-    ),
-    "estimates": "Print what is known of the cost of each kind of work, the latest first.",
-    "pause": "Start nothing new, until it is resumed; tasks are still taken.",
-    "reload": "Have the service read its settings file again, and print what changed.",
-    "restore": "Put a copy that headgate backup made in place of the store.",
-    "resume": "Start tasks again that a pause held.",
-    "retry": "Submit again what tasks that ended were to do, as new tasks.",
-    "run": "Run a workflow from a file, with nothing spent beyond its budgets.",
-    "runs": "List the runs of workflows, or show one with its steps.",
-    "show": "Print everything that is known of a task.",
-    "slots": "Show key slots and wake them, switch them, read their log, run them alone.",
-    "stats": "Print what waits, what runs, what has happened, and the limits in force.",
-    "submit": "Submit a task and print its id, or many from lines of JSON.",
-    "tasks": "List tasks, newest first.",
-    "token": "Make tokens, list them and revoke them.",
-    "top": "Show who runs, who waits and why, and what it costs, live in this terminal.",
-    "up": "Start the service: API and dispatcher in one process.",
-    "usage": "Print what tasks have used: tokens and dollars.",
-    "watch": "Print events of all tasks as they happen, or of one until it has ended.",
-    "webhooks": "Show webhooks and send them again, ping an address, rotate the signing secret.",
-    "why": "Print every rule that keeps a task waiting, the longest first.",
-    "worker": "Take tasks of an agent from a service, and run them here.",
+GROUPS = {
+    "Work": {
+        "submit": "Submit one task and print its id, or many tasks from lines of JSON.",
+        "tasks": "List tasks, newest first.",
+        "show": "Show everything about a task.",
+        "why": "Explain why a task or a call waits.",
+        "watch": "Print events as they happen: of all tasks, or of one until it ends.",
+        "cancel": "Cancel tasks, waiting or running.",
+        "retry": "Submit ended tasks again, as new tasks.",
+        "run": "Run a workflow from a file, within its budgets.",
+        "runs": "List the runs of workflows, or show one with its steps.",
+        "worker": "Take tasks of an agent from a service and run them here.",
+    },
+    "Money": {
+        "budget": "Set budgets, see what is spent, correct what is booked.",
+        "usage": "Show the tokens and dollars that tasks and calls have used.",
+        "estimates": "Show what each kind of work is expected to cost.",
+    },
+    "Keys and models": {
+        "slot": "Show key slots and their quotas, warm, pause and resume them.",
+        "model": "Show the models of the gateway: where they go, what they cost.",
+        "calls": "List calls through the gateway, newest first, or show one.",
+    },
+    "Operate": {
+        "init": "Write a small settings file with comments.",
+        "up": "Start the service.",
+        "stats": "Show what waits, what runs, what is paused, and the limits in force.",
+        "top": "Show live who runs, who waits and why, and what it costs.",
+        "closures": "List what keeps tasks from starting, who closed it and until when.",
+        "service": "Pause and resume everything.",
+        "project": "List and change projects, pause, resume and drain them.",
+        "agent": "List and change agents, pause, resume and drain them.",
+        "target": "List targets, pause, resume and drain them.",
+        "token": "Create, list and revoke tokens.",
+        "webhooks": "List webhooks, send them again, ping an address, rotate the secret.",
+        "metrics": "List all metrics; print a Grafana dashboard and Prometheus alerts.",
+        "audit": "Show who changed what, newest first.",
+        "config": "Check the settings, show where each comes from, print an example.",
+        "reload": "Make the service read its settings file again; print what changed.",
+        "doctor": "Check settings, store, ledger, disk, clock, keys, token and port.",
+        "backup": "Copy the store to a file.",
+        "restore": "Replace the store with a copy that headgate backup made.",
+    },
+    "Develop": {
+        "decide": "Print which agent runs which task of a snapshot, and why the others wait.",
+        "simulate": "Watch fair shares in a simulated fleet: no key, no service.",
+        "fake-provider": "Start a fake provider to try key slots with.",
+        "completion": "Print a script that completes commands, options and names with Tab.",
+    },
 }
-"""Each is in the module of its name. What it does is said here too, so that a list loads none."""
+"""The commands by what people do. A summary stands here too, so that a list loads no command."""
+
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 MODULES = {
-    "closures": "pause",
+    "agent": "resources",
+    "closures": "service",
+    "model": "resources",
+    "project": "resources",
     "restore": "backup",
-    "resume": "pause",
     "retry": "cancel",
+    "target": "resources",
     "top": "top.command",
 }
-"""Commands that share a module with their counterpart, and the one with a package of its own."""
+"""The module of a command where it is not the one of its name."""
+
+VERBS = ("list", "show", "set", "pause", "resume", "drain", "warm")
+"""What people do to a named thing: `headgate project pause evals`."""
+
+
+COMPLETE_VARIABLE = "_HEADGATE_COMPLETE"
+"""Set by a shell that asks what the Tab key completes."""
 
 
 class _ReaderGoneError(Exception):
@@ -170,14 +199,19 @@ class LazyGroup(click.Group):
     """A group whose commands are loaded when they are called, so that each starts fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Return the names of all commands."""
-        return sorted(COMMANDS)
+        """Return the names of all commands, in the order of the help page."""
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load a command from the module of its name."""
         if cmd_name in COMMANDS and cmd_name not in self.commands:
-            module = import_module(f"headgate.cli.{MODULES.get(cmd_name, cmd_name)}")
-            self.add_command(checked(getattr(module, cmd_name)), cmd_name)
+            from headgate.cli.completion import with_names  # noqa: PLC0415  not for a list
+            from headgate.cli.output import with_utc_option  # noqa: PLC0415
+
+            name = cmd_name.replace("-", "_")
+            module = import_module(f"headgate.cli.{MODULES.get(cmd_name, name)}")
+            command = with_utc_option(with_names(checked(getattr(module, name))))
+            self.add_command(command, cmd_name)
         return super().get_command(ctx, cmd_name)
 
     def make_context(
@@ -196,16 +230,37 @@ class LazyGroup(click.Group):
         with _told_apart():
             return super().invoke(ctx)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands without loading them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[Any]]:
+        """Return the commands that begin like this, without loading them."""
+        from click.shell_completion import CompletionItem  # noqa: PLC0415  few calls complete
+
+        if incomplete.startswith("-"):
+            return click.Command.shell_complete(self, ctx, incomplete)
+        return [
+            CompletionItem(name, help=COMMANDS[name])
+            for name in self.list_commands(ctx)
+            if name.startswith(incomplete)
+        ]
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - as click has it
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Write the commands by what people do, without loading them."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(headgate.__version__, "-V", "--version", message="headgate %(version)s")
 def cli() -> None:
-    """Decide which AI-agent task runs next, on whose quota, and inside whose budget."""
+    """Decide which AI-agent task runs next, on whose quota, and within whose budget.
+
+    Commands talk to the service at http://127.0.0.1:7420 unless --url, HEADGATE_URL or --data names
+    another.
+    """
 
 
 def main() -> None:
@@ -215,6 +270,10 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command line with these arguments, and return its exit code."""
+    if COMPLETE_VARIABLE in os.environ:
+        from headgate.cli.completion import prepare  # noqa: PLC0415  few calls complete
+
+        prepare()
     try:
         code = cli.main(arguments, prog_name="headgate", standalone_mode=False)
     except (click.Abort, KeyboardInterrupt) as interruption:
@@ -241,6 +300,8 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError):
         _complain(f"cannot read or write: {error.strerror or error}")
         return EXIT_FAILED
+    if isinstance(error, ModuleNotFoundError):
+        return _report_missing(error)
     return _report_own_fault(error)
 
 
@@ -277,9 +338,20 @@ def _line_of(error: HeadgateError) -> str:
 
 def _complain(line: str) -> None:
     """Write one line to standard error, whatever characters a hostile input has put into it."""
-    from headgate.core.text import printable  # noqa: PLC0415  few commands complain
+    from headgate.cli.output import with_local_times  # noqa: PLC0415  few commands complain
+    from headgate.core.text import printable  # noqa: PLC0415
 
-    click.echo(f"headgate: {printable(line)}", err=True)
+    click.echo(f"headgate: {printable(with_local_times(line))}", err=True)
+
+
+def _report_missing(error: ModuleNotFoundError) -> int:
+    from headgate.extras import missing_package  # noqa: PLC0415
+
+    problem = missing_package(error)
+    if problem is None:
+        return _report_own_fault(error)
+    _complain(f"this {problem}")
+    return EXIT_BAD_INPUT
 
 
 def _report_own_fault(error: Exception) -> int:
@@ -324,8 +396,7 @@ def _problem(error: click.ClickException) -> str:
         case click.UsageError(ctx=click.Context(command=click.Group() as group) as context):
             name = getattr(error, "command_name", None)
             if name is not None:
-                close = get_close_matches(name, group.list_commands(context))
-                return f"there is no command {name}{_meant(close)}"
+                return f"there is no command {name}{_hint(name, group.list_commands(context))}"
     return _plain(error.format_message())
 
 
@@ -340,6 +411,13 @@ def _choices(parameter: click.Parameter) -> str:
     if not isinstance(parameter.type, click.Choice):
         return ""
     return f"; give one of {', '.join(map(str, parameter.type.choices))}"
+
+
+def _hint(name: str, commands: Sequence[str]) -> str:
+    close = get_close_matches(name, commands)
+    if not close and name in VERBS:
+        return f"; say of what, as in headgate project {name}"
+    return _meant(close)
 
 
 def _meant(close: Sequence[str]) -> str:

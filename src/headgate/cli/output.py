@@ -6,13 +6,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
 
 from headgate.core.text import printable
+from headgate.errors import CallerError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -179,11 +181,59 @@ def countdown(moment: datetime, now: datetime | None = None) -> str:
     return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
-def clock_time(moment: datetime) -> str:
-    """Return a time of today as the clock on the wall shows it, another with its day."""
-    local = moment.astimezone()
-    is_today = local.date() == datetime.now(UTC).astimezone().date()
-    return f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"
+# The zone in which a command shows times: that of this machine, or UTC with --utc.
+
+_UTC_TEXT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2} UTC")
+_zone: list[tzinfo | None] = [None]
+
+
+def with_utc_option(command: click.Command) -> click.Command:
+    """Give a command, or each one of a group, the option that shows times in UTC."""
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            with_utc_option(inner)
+    if not isinstance(command, click.Group) or command.invoke_without_command:
+        option = click.Option(
+            ["--utc"],
+            is_flag=True,
+            expose_value=False,
+            callback=_choose_zone,
+            help="Show times in UTC, not in the local zone.",
+        )
+        command.params.append(option)
+    return command
+
+
+def _choose_zone(context: click.Context, _: click.Parameter, is_utc: bool) -> None:  # noqa: FBT001
+    # What was said before the name of a command within a group holds for that command too.
+    context.meta["utc"] = is_utc or context.meta.get("utc", False)
+    _zone[0] = UTC if context.meta["utc"] else None
+
+
+def shows_utc() -> bool:
+    """Tell whether this command shows times in UTC."""
+    return _zone[0] is UTC
+
+
+def clock_time(moment: datetime, *, now: datetime | None = None) -> str:
+    """Return a time with the name of its zone, and with its day unless that is today.
+
+    Every time that a command shows goes through here.
+    """
+    local = moment.astimezone(_zone[0])
+    is_today = local.date() == (now or datetime.now(UTC)).astimezone(_zone[0]).date()
+    text = f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"
+    return f"{text} {local.tzname()}"
+
+
+def with_local_times(text: str) -> str:
+    """Return what a service said, with its times in the zone that commands show."""
+
+    def shown(found: re.Match[str]) -> str:
+        moment = datetime.strptime(found[0], "%Y-%m-%d %H:%M:%S %Z").replace(tzinfo=UTC)
+        return clock_time(moment)
+
+    return _UTC_TEXT.sub(shown, text)
 
 
 def moment_of(seconds: float) -> datetime | None:
@@ -192,3 +242,18 @@ def moment_of(seconds: float) -> datetime | None:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, OSError, ValueError):
         return None
+
+
+# Names that the service does not know: which ones there are, and how to add one.
+
+MOST_NAMES = 20
+
+
+def unknown_name(noun: str, name: str, known: Sequence[str], advice: str) -> CallerError:
+    """Return the error about a name: what may be meant, what there is, and how to add it."""
+    close = get_close_matches(name, known, n=1)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    names = ", ".join(known[:MOST_NAMES])
+    more = f" and {len(known) - MOST_NAMES:,} more" if len(known) > MOST_NAMES else ""
+    listed = f" {noun.capitalize()}s: {names}{more}." if known else ""
+    return CallerError(f"There is no {noun} {name}.{meant}{listed} {advice}")

@@ -1,4 +1,4 @@
-"""`headgate reload`: have the service read its settings file again."""
+"""`headgate reload`: make the service read its settings file again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ Examples:
 @connection_options
 @json_option
 def reload(*, connection: Connection, as_json: bool) -> None:
-    """Have the service read its settings file again, and print what changed.
+    """Make the service read its settings file again; print what changed.
 
-    A file that cannot be used changes nothing. The service also reads it by itself, soon after it
-    was changed.
+    A file with an error changes nothing. The service also notices a changed file by itself.
     """
     with connect(connection) as client:
         answer = client.reload()

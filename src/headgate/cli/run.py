@@ -36,15 +36,15 @@ Examples:
   headgate run --resume last
 
 \b
-Exit codes: 0 all done; 1 steps failed, or the run cannot go on; 2 a wrong file or option,
-and nothing was run; 3 a budget is used up; 4 the token does not allow it; 130 Ctrl-C.
+Exit codes: 0 done; 1 steps failed, or the run cannot go on; 2 the file or an option is
+wrong, and nothing ran; 3 a budget is used up; 4 the token does not allow it; 130 Ctrl-C.
 """
 )
 @click.argument("file", metavar="[FILE]", required=False, type=_path)
-@click.option("--budget-tracker", type=click.Choice(TRACKERS), help="What keeps the ledger.")
+@click.option("--budget-tracker", type=click.Choice(TRACKERS), help="Where the budget is kept.")
 @click.option("--budget-redis-url", metavar="URL", help="A ledger in Redis or Valkey.")
 @click.option("--budget-postgres-url", metavar="URL", help="A ledger in PostgreSQL.")
-@click.option("--budget-session-id", metavar="NAME", help="The session that it is part of.")
+@click.option("--budget-session-id", metavar="NAME", help="The session that the run belongs to.")
 @click.option("--budget-session-limit", metavar="USD", help="The most that the session may spend.")
 @click.option("--budget-usd", metavar="USD", help="The most that the workflow may spend.")
 @click.option(
@@ -59,27 +59,29 @@ and nothing was run; 3 a budget is used up; 4 the token does not allow it; 130 C
     type=_path,
     help="Where runs are kept.  [default: the XDG data directory]",
 )
-@click.option("--config", metavar="FILE", type=_path, help="Settings, for steps with a target.")
-@click.option("--server", metavar="URL", help="Have a service carry out the steps.")
 @click.option(
-    "--token", metavar="TOKEN", help="Who asks it.  [default: HEADGATE_TOKEN, or its file]"
+    "--config", metavar="FILE", type=_path, help="The settings, for steps that name a target."
 )
-@click.option("--project", metavar="NAME", help="Whose share it counts against there.")
+@click.option("--server", metavar="URL", help="Run the steps on this service.")
 @click.option(
-    "--metrics-file", metavar="PATH", type=_path, help="Keep its metrics there, for Prometheus."
+    "--token", metavar="TOKEN", help="The token for it.  [default: HEADGATE_TOKEN, or its file]"
+)
+@click.option("--project", metavar="NAME", help="The project whose share and budget it uses there.")
+@click.option(
+    "--metrics-file", metavar="PATH", type=_path, help="Write metrics for Prometheus to this file."
 )
 @click.option(
     "--metrics-port",
     metavar="N",
     type=click.IntRange(0, MOST_PORT),
-    help="Serve them on this machine; 0 is any free port.",
+    help="Serve metrics on this port; 0 picks a free one.",
 )
-@click.option("--dry-run", "is_dry", is_flag=True, help="Say what it would do and cost.")
+@click.option("--dry-run", "is_dry", is_flag=True, help="Show what it would do and cost.")
 @click.option(
     "--resume",
     metavar="RUN",
     shell_complete=offered_runs,
-    help="Go on with a run: its id, a beginning, or last.",
+    help="Go on with this run: an id, the beginning of one, or last.",
 )
 @json_option
 @click.pass_context
@@ -93,30 +95,27 @@ def run(
     as_json: bool,
     **given: Any,  # noqa: ANN401 - further options, checked as they are read
 ) -> None:
-    """Run a workflow from a file, with nothing spent beyond its budgets.
+    """Run a workflow from a file, within its budgets.
 
-    FILE lists steps: commands, HTTP requests, Python functions, calls to models, tasks for
-    targets. What was interrupted goes on with --resume, with the finished steps kept. Progress is
-    told on standard error, the end on standard output.
+    FILE lists steps: commands, HTTP requests, Python functions, calls to models, tasks for targets.
+    --resume goes on with a run that was interrupted and keeps its finished steps. Progress goes to
+    standard error, the report to standard output.
     """
     _check(file, resume, is_dry=is_dry, given=given)
     # A list of commands loads none of this.
-    from headgate.extras import naming_extras  # noqa: PLC0415
+    options = _options(given)
+    if is_dry and file is not None:
+        from headgate.cli.dry_run import print_dry_run  # noqa: PLC0415
 
-    with naming_extras("headgate run"):
-        options = _options(given)
-        if is_dry and file is not None:
-            from headgate.cli.dry_run import print_dry_run  # noqa: PLC0415
+        context.exit(print_dry_run(file, options, as_json=as_json))
+    from headgate.cli.run_session import run_workflow  # noqa: PLC0415
 
-            context.exit(print_dry_run(file, options, as_json=as_json))
-        from headgate.cli.run_session import run_workflow  # noqa: PLC0415
-
-        metrics = _metrics(given)
-        try:
-            code = run_workflow(file, options, resume=resume, as_json=as_json, metrics=metrics)
-        finally:
-            if metrics is not None:
-                metrics.close()
+    metrics = _metrics(given)
+    try:
+        code = run_workflow(file, options, resume=resume, as_json=as_json, metrics=metrics)
+    finally:
+        if metrics is not None:
+            metrics.close()
     context.exit(code)
 
 

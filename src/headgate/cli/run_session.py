@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 
-from headgate.cli.connection import TOKEN_FILE, Connection, found_service
+from headgate.cli.connection import TOKEN_FILE, Connection, accepted_service
 from headgate.cli.logs import configure_logs
 from headgate.cli.main import (
     EXIT_EXHAUSTED,
@@ -370,7 +370,8 @@ def _begun(file: Path, options: RunOptions) -> Run:
     text = read_source(file)
     workflow = with_settings_prices(read_workflow(file, text), settings_file(options.config))
     scopes = run_scopes(workflow, options, os.environ)
-    check_prices(workflow, scopes)
+    if options.server is None:
+        check_prices(workflow, scopes)
     return create_run(
         options,
         source=file,
@@ -446,7 +447,9 @@ async def _conducted(
         code = write(report)
         if isinstance(backend, LocalBackend) and backend.has_left_behind:
             # The event loop would wait for it at its end, however long it takes.
-            click.echo("headgate: work that would not stop ends with the process", err=True)
+            click.echo(
+                "headgate: some work did not stop in time, and ends with this process", err=True
+            )
             os._exit(code)
     if service is not None and service.remains:
         click.echo(f"headgate: {service.remains}", err=True)
@@ -494,7 +497,7 @@ def found_address(options: RunOptions) -> tuple[str, str | None]:
     """Return the whole address of the service that options name, and the token for it."""
     # The directory may be one for runs alone, which has no token in it.
     data = options.data if (options.data / TOKEN_FILE).exists() else None
-    return found_service(Connection(options.server, options.token, data))
+    return accepted_service(Connection(options.server, options.token, data))
 
 
 def service_backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> RemoteBackend:

@@ -67,7 +67,7 @@ Examples:
     type=click.IntRange(1, MOST_RUNS),
     default=DEFAULT_LIMIT,
     show_default=True,
-    help="How many, at most.",
+    help="How many to list.",
 )
 @_data_option
 @json_option
@@ -75,18 +75,14 @@ Examples:
 def runs(context: click.Context, /, *, limit: int, data: Path | None, as_json: bool) -> None:
     """List the runs of workflows, or show one with its steps.
 
-    The newest comes first. A run whose process is gone is interrupted, and goes on with
-    headgate run --resume RUN.
+    The newest comes first. headgate run --resume RUN goes on with a run that was interrupted.
     """
     if context.invoked_subcommand is not None:
         return
-    from headgate.extras import naming_extras  # noqa: PLC0415
+    from headgate.workflow.run_list import counted, list_runs  # noqa: PLC0415
 
-    with naming_extras("headgate runs"):
-        from headgate.workflow.run_list import counted, list_runs  # noqa: PLC0415
-
-        found = list_runs(_directory(data))
-        shown = counted(_directory(data), found[:limit])
+    found = list_runs(_directory(data))
+    shown = counted(_directory(data), found[:limit])
     if as_json:
         print_json_lines(shown)
         return
@@ -105,21 +101,18 @@ Examples:
 """
 )
 @click.argument("name", metavar="RUN", shell_complete=offered_runs)
-@click.option("--all", "is_all", is_flag=True, help="A line for each run of a step.")
+@click.option("--all", "is_all", is_flag=True, help="Show every run of each step.")
 @_data_option
 @json_option
 def show(*, name: str, is_all: bool, data: Path | None, as_json: bool) -> None:
-    """Print how a run stands, or how it ended.
+    """Show how far a run is, or how it ended.
 
-    RUN is an id, a beginning of one that no other has, or last.
+    RUN is an id, the unique beginning of one, or last.
     """
-    from headgate.extras import naming_extras  # noqa: PLC0415
+    from headgate.workflow.run_list import show_run  # noqa: PLC0415
 
     directory = _directory(data)
-    with naming_extras("headgate runs"):
-        from headgate.workflow.run_list import show_run  # noqa: PLC0415
-
-        found = show_run(directory, name, every_row=is_all)
+    found = show_run(directory, name, every_row=is_all)
     if as_json:
         print_json(_keys(found, directory))
     else:
@@ -141,19 +134,16 @@ Examples:
 def output(
     context: click.Context, /, *, name: str, step: str, data: Path | None, as_json: bool
 ) -> None:
-    """Print what a step of a run gave, a line for each of its items.
+    """Print the output of a step, one line for each item.
 
-    A text is printed as it is, anything else as JSON.
+    Text is printed as it is, anything else as JSON.
     """
-    from headgate.extras import naming_extras  # noqa: PLC0415
+    from headgate.workflow.run_list import step_outputs  # noqa: PLC0415
 
     is_done = False
-    with naming_extras("headgate runs"):
-        from headgate.workflow.run_list import step_outputs  # noqa: PLC0415
-
-        for one in step_outputs(_directory(data), name, step):
-            is_done = True
-            _print_output(one, as_json=as_json)
+    for one in step_outputs(_directory(data), name, step):
+        is_done = True
+        _print_output(one, as_json=as_json)
     if not is_done:
         click.echo(f"headgate: no run of {printable(step)} is done", err=True)
         context.exit(EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""`headgate show`: everything that is known of a task."""
+"""`headgate show`: everything about a task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Examples:
 @connection_options
 @json_option
 def show(*, task_id: str, connection: Connection, as_json: bool) -> None:
-    """Print everything that is known of a task."""
+    """Show everything about a task."""
     with connect(connection) as client:
         task = client.get(task_id)
     if as_json:

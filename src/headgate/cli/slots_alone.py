@@ -23,7 +23,7 @@ from headgate.api.slots import observe_response, slot_body
 from headgate.app import SlotWork, build_slots, build_store, held_file, is_shared
 from headgate.cli.connection import data_directory
 from headgate.cli.logs import configure_logs
-from headgate.cli.slots import WARM_SECONDS
+from headgate.cli.slot import WARM_SECONDS
 from headgate.client.local_slots import (
     SOCKET_NAME,
     SocketReply,
@@ -142,7 +142,7 @@ class Reloading:
         log.info("settings reloaded")
 
 
-# The socket of the data directory, by which `headgate slots status`, `warm`, `enable` and `disable`
+# The socket of the data directory, by which `headgate slot list`, `warm`, `pause` and `resume`
 # reach this process. Whoever may open it may do all of that: only the owner of the directory can.
 
 MAX_REQUEST_BYTES = 64 << 10
@@ -256,7 +256,7 @@ def listening_in(directory: Path) -> socket.socket | None:
     except OSError as error:
         listening.close()
         why = error.strerror or str(error)
-        log.warning("headgate slots status, warm, enable and disable cannot reach this", why=why)
+        log.warning("headgate slot list, warm, pause and resume cannot reach this", why=why)
         return None
     finally:
         os.umask(before)

@@ -1,4 +1,4 @@
-"""`headgate stats`: what waits, what runs, what has happened, and the limits in force."""
+"""`headgate stats`: what waits, what runs, what is paused, and the limits in force."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json, print_table
+from headgate.cli.service import PAUSED, closures_line
 
 if TYPE_CHECKING:
     from headgate.api.schema.tasks import StatsBody
@@ -26,12 +27,14 @@ Examples:
 @connection_options
 @json_option
 def stats(*, connection: Connection, as_json: bool) -> None:
-    """Print what waits, what runs, what has happened, and the limits in force."""
+    """Show what waits, what runs, what is paused, and the limits in force."""
     with connect(connection) as client:
         answer = client.stats()
     if as_json:
         print_json(answer)
         return
+    for line in held_back(answer):
+        click.echo(line)
     print_table("Service", ("", "now", "limit"), _totals(answer))
     click.echo()
     print_table("Since the store was created", ("", "tasks"), _happened(answer))
@@ -40,6 +43,12 @@ def stats(*, connection: Connection, as_json: bool) -> None:
         click.echo()
         header = ("agent", "queued", "in flight", "completed", "failed")
         print_table(_title(len(rows)), header, rows[:AGENTS_SHOWN])
+
+
+def held_back(answer: StatsBody) -> list[str]:
+    """Return what keeps tasks from starting: a pause of everything, and closures."""
+    lines = [PAUSED] if answer.paused else []
+    return lines + ([closures_line(answer.closures)] if answer.closures else [])
 
 
 def _totals(answer: StatsBody) -> list[tuple[str, str, str]]:

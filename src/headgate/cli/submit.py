@@ -29,61 +29,92 @@ Examples:
   cat tasks.jsonl | headgate submit - --agent evals --patient --json > results.jsonl
 
 \b
-Exit codes: 0 taken, or done with --wait; 1 the task did not succeed, or a line was
-refused; 3 no service answers; 5 --wait-timeout was over; 130 Ctrl-C, and the task goes on.
+Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was refused;
+3 no service answers; 5 --wait-timeout is over; 130 Ctrl-C (the task goes on).
 """
 )
 @click.argument("action", required=False)
-@click.option("--agent", "agent_id", metavar="NAME", help="The agent whose lane it waits in.")
-@click.option("--project", "project_id", metavar="NAME", help="Whose share it counts against.")
-@click.option("--target", metavar="NAME", help="Where it runs.")
+@click.option("--agent", "agent_id", metavar="NAME", help="The agent that runs it.")
+@click.option(
+    "--project", "project_id", metavar="NAME", help="The project whose share and budget it uses."
+)
+@click.option(
+    "--target",
+    metavar="NAME",
+    help="The target that carries it out.  [default: the default target]",
+)
 @click.option("--slot", metavar="NAME", help="The key slot whose quota it uses.")
-@click.option("--provider", metavar="NAME", help="Any slot of this provider, the freest one.")
+@click.option("--provider", metavar="NAME", help="Use the freest slot of this provider.")
 @click.option(
     "--param",
     "params_given",
     metavar="KEY=TEXT",
     multiple=True,
-    help="One of its params; KEY:=JSON for anything but a text.",
+    help="A parameter; KEY:=JSON for a value that is not text.",
 )
-@click.option("--params", "params_json", metavar="JSON", help="Its params; @FILE reads a file.")
-@click.option("--input", "input_json", metavar="JSON", help="Its input; @FILE reads a file.")
-@click.option("--priority", metavar="N", type=int, help="Lower goes first.  [default: 0]")
+@click.option("--params", "params_json", metavar="JSON", help="All parameters; @FILE reads a file.")
+@click.option("--input", "input_json", metavar="JSON", help="The input; @FILE reads a file.")
+@click.option("--priority", metavar="N", type=int, help="Lower runs first.  [default: 0]")
 @click.option(
-    "--deadline", metavar="TIME", type=moment, help="10m from now, or 2030-01-31T18:00:00Z."
+    "--deadline",
+    metavar="TIME",
+    type=moment,
+    help="When it must have ended: 10m, or 2030-01-31T18:00:00Z.",
 )
-@click.option("--not-before", metavar="TIME", type=moment, help="When it may start, as above.")
-@click.option("--estimate-usd", metavar="USD", help="Dollars that it is expected to use.")
-@click.option("--estimate-tokens", metavar="N", type=int, help="Tokens that it is expected to use.")
-@click.option("--cost-usd", metavar="USD", help="Dollars that each attempt costs, for sure.")
-@click.option("--weight", metavar="N", type=float, help="Its cost, where tokens are unknown.")
-@click.option("--scope", "scopes", metavar="SCOPE", multiple=True, help="A budget to charge.")
-@click.option("--on-exhausted", type=click.Choice(["wait", "reject"]), help="If a budget is full.")
+@click.option(
+    "--not-before", metavar="TIME", type=moment, help="When it may start at the earliest."
+)
+@click.option("--estimate-usd", metavar="USD", help="The dollars that it will probably cost.")
+@click.option(
+    "--estimate-tokens", metavar="N", type=int, help="The tokens that it will probably use."
+)
+@click.option(
+    "--cost-usd", metavar="USD", help="The dollars that each attempt costs, whatever it reports."
+)
+@click.option(
+    "--weight", metavar="N", type=float, help="Its cost in shares, if its tokens are unknown."
+)
+@click.option(
+    "--scope",
+    "scopes",
+    metavar="SCOPE",
+    multiple=True,
+    help="A further budget that it is charged to.",
+)
+@click.option(
+    "--on-exhausted",
+    type=click.Choice(["wait", "reject"]),
+    help="What to do when a budget is used up.",
+)
 @click.option("--depends-on", metavar="TASK", multiple=True, help="A task that must end first.")
 @click.option(
-    "--on-parent-failure", type=click.Choice(["fail", "run"]), help="If one of those fails."
+    "--on-parent-failure", type=click.Choice(["fail", "run"]), help="What to do if that task fails."
 )
-@click.option("--label", "labels", metavar="KEY=TEXT", multiple=True, help="A label.")
-@click.option("--max-attempts", metavar="N", type=int, help="How often it may fail by itself.")
+@click.option("--label", "labels", metavar="KEY=TEXT", multiple=True, help="A label to find it by.")
+@click.option("--max-attempts", metavar="N", type=int, help="How often it is tried.")
 @click.option(
     "--attempt-timeout",
     "timeout_seconds",
     metavar="TIME",
     type=duration,
-    help="The longest that an attempt may take.",
+    help="Stop an attempt that takes longer.",
 )
-@click.option("--callback-url", metavar="URL", help="Who is told when it has ended.")
+@click.option("--callback-url", metavar="URL", help="Where to send a webhook when it has ended.")
 @click.option("--tab-id", metavar="TAB", help="For the target: the tab to act on.")
 @click.option("--selector", metavar="TEXT", help="For the target: what to act on.")
 @click.option("--ref", metavar="TEXT", help="For the target: an element.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="The same key again gives the same task again."
+    "--idempotency-key", metavar="KEY", help="The same key submits the same task only once."
 )
-@click.option("--wait", "is_waiting", is_flag=True, help="Wait for its end, and print its result.")
-@click.option("--wait-timeout", metavar="TIME", type=duration, help="How long to wait for its end.")
-@click.option("--patient", is_flag=True, help="Wait as long as there is no room for it.")
+@click.option(
+    "--wait", "is_waiting", is_flag=True, help="Wait until it has ended, and print its result."
+)
+@click.option("--wait-timeout", metavar="TIME", type=duration, help="Stop waiting after this time.")
+@click.option("--patient", is_flag=True, help="Wait while the queue is full, instead of failing.")
 @connection_options
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, and of many a line for each.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write JSON, one line for each of many tasks."
+)
 @click.pass_context
 def submit(
     context: click.Context,
@@ -98,12 +129,12 @@ def submit(
     as_json: bool,
     **given: Any,  # noqa: ANN401 - the fields of a task, checked as they are read
 ) -> None:
-    """Submit a task and print its id, or many from lines of JSON.
+    """Submit one task and print its id, or many tasks from lines of JSON.
 
-    ACTION is what to do; it may be left out where --input says it. If it is -, each line of
-    standard input is a task as JSON, as the HTTP API takes it; options fill in what a line
-    does not say. With --wait the result is printed when the task has ended, and what goes on
-    is told on standard error.
+    ACTION names what to do; leave it out if --input says it. With - as ACTION, each line of
+    standard input is one task in the JSON of the HTTP API, and options fill in what a line does not
+    say. With --wait, the command prints the result once the task has ended; progress goes to
+    standard error.
     """
     # A list of commands loads none of this.
 

@@ -26,7 +26,7 @@ import msgspec
 from headgate.api.schema.tasks import BatchEntryBody, SubmittedBatchBody, SubmittedBody
 from headgate.cli.connection import Connection, connect
 from headgate.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
-from headgate.cli.output import FRAMES, is_terminal, length_of, print_json
+from headgate.cli.output import FRAMES, is_terminal, length_of, print_json, with_local_times
 from headgate.cli.task_view import has_colour, in_colour_of, shortened
 from headgate.cli.why import reason_line
 from headgate.client.requests import TaskFields, key_headers, shared_by, task_body
@@ -176,6 +176,10 @@ Fields = dict[str, msgspec.Raw]
 """A line, read as far as the names of its fields."""
 
 
+MAX_WARNINGS = 20
+"""How many different warnings are told of the lines of one command."""
+
+
 class LineResult(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """What became of one line; without `task_id` nothing was stored."""
 
@@ -204,6 +208,7 @@ class _Lines:
         self._patient = patient
         self.taken = 0
         self.refused = 0
+        self._warned: set[str] = set()
 
     def results(self, lines: list[Line]) -> list[LineResult]:
         """Submit a batch, again and again if patience is wanted, and return a result a line."""
@@ -282,10 +287,18 @@ class _Lines:
             ),
             patient=self._patient,
         )
+        for entry in answer.tasks:
+            self._warn(entry.warning or "")
         return {
             number: _result(number, entry)
             for number, entry in zip(tasks, answer.tasks, strict=True)
         }
+
+    def _warn(self, warning: str) -> None:
+        """Tell what may be a mistake once, however many lines have it."""
+        if warning and warning not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add(warning)
+            _tell_warning(warning)
 
     def _is_tried_again(self, result: LineResult) -> bool:
         return self._patient and not result.is_taken and bool(result.retryable)
@@ -379,7 +392,8 @@ class WaitReasons:
             return None
         # Counts and seconds change all the time; what keeps the task does not.
         is_now = [
-            (one.detail.get("reason"), (one.until or 0) // _MINUTE_SECONDS) for one in reasons
+            (one.detail.get("reason"), one.until and one.until.timestamp() // _MINUTE_SECONDS)
+            for one in reasons
         ]
         if not reasons or is_now == self._said:
             return None
@@ -507,13 +521,17 @@ def _submitted(
         raise
 
 
+def _tell_warning(warning: str) -> None:
+    click.echo(printable(f"headgate: warning: {with_local_times(warning)}"), err=True)
+
+
 def _tell_one(submitted: SubmittedBody, *, as_json: bool) -> None:
+    if submitted.warning:
+        _tell_warning(submitted.warning)
     if as_json:
         print_json(submitted)
         return
     click.echo(submitted.task_id)
-    if submitted.warning:
-        click.echo(f"headgate: {printable(submitted.warning)}", err=True)
     if is_terminal():
         click.echo(
             f"{submitted.state.value}, number {submitted.position} of those that wait", err=True

@@ -34,11 +34,17 @@ Examples:
 @click.option("--agent", "agent_id", metavar="NAME", help="Only tasks of this agent.")
 @click.option("--project", "project_id", metavar="NAME", help="Only tasks of this project.")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(STATES), help="Only these states."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(STATES),
+    help="Only tasks in this state; give it again for more.",
 )
 @click.option("--target", metavar="NAME", help="Only tasks for this target.")
 @click.option("--slot", metavar="NAME", help="Only tasks of this slot.")
-@click.option("--provider", metavar="NAME", help="Only tasks for any slot of this provider.")
+@click.option(
+    "--provider", metavar="NAME", help="Only tasks that may use any slot of this provider."
+)
 @click.option("--scope", metavar="SCOPE", help="Only tasks charged to this budget or within it.")
 @click.option("--label", metavar="KEY[=TEXT]", help="Only tasks with this label.")
 @click.option("--text", metavar="TEXT", help="Only tasks with this in a name, label or error.")
@@ -47,14 +53,14 @@ Examples:
     "created_after",
     metavar="TIME",
     type=past_moment,
-    help="Only those submitted since then: as long ago as 2h, or 2030-01-31T18:00:00Z.",
+    help="Only tasks submitted since: 2h ago, or 2030-01-31T18:00:00Z.",
 )
 @click.option(
     "--until",
     "created_before",
     metavar="TIME",
     type=past_moment,
-    help="Only those submitted before then.",
+    help="Only tasks submitted before: 2h ago, or a time.",
 )
 @click.option(
     "--limit",
@@ -62,10 +68,10 @@ Examples:
     type=click.IntRange(1, 1000),
     default=DEFAULT_LIMIT,
     show_default=True,
-    help="How many, at most.",
+    help="How many to list.",
 )
-@click.option("--oldest", "is_oldest_first", is_flag=True, help="The oldest first.")
-@click.option("--all", "is_all", is_flag=True, help="All of them, page by page.")
+@click.option("--oldest", "is_oldest_first", is_flag=True, help="List the oldest first.")
+@click.option("--all", "is_all", is_flag=True, help="List all of them.")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Write each task as one line of JSON.")
 def tasks(

@@ -36,7 +36,7 @@ HEADER = ("id", "name", "permissions", "for", "state", "made", "expires")
 
 @click.group()
 def token() -> None:
-    """Make tokens, list them and revoke them."""
+    """Create, list and revoke tokens."""
 
 
 @token.command(
@@ -54,16 +54,18 @@ Examples:
     "permissions",
     type=click.Choice(TOKEN_PERMISSIONS),
     multiple=True,
-    help="What it may do; several are allowed.  [default: submit, read, cancel]",
+    help="What it allows; give it again for more.  [default: submit, read, cancel]",
 )
-@click.option("--agent", metavar="NAME", help="The one agent that it is for.")
-@click.option("--project", metavar="NAME", help="The one project that it is for.")
-@click.option("--least-priority", metavar="N", type=int, help="The most urgent of its tasks.")
-@click.option("--expires", metavar="TIME", type=moment, help="When it ends: 90d, or a time.")
+@click.option("--agent", metavar="NAME", help="Restrict it to this agent.")
+@click.option("--project", metavar="NAME", help="Restrict it to this project.")
+@click.option(
+    "--least-priority", metavar="N", type=int, help="The lowest priority number its tasks may have."
+)
+@click.option("--expires", metavar="TIME", type=moment, help="When it expires: 90d, or a time.")
 @click.option(
     "--offline",
     is_flag=True,
-    help="Write to the store itself; with all permissions unless some are named.",
+    help="Write to the store itself, with all permissions by default.",
 )
 @click.option(
     "--config",
@@ -89,11 +91,11 @@ def create(
     connection: Connection,
     as_json: bool,
 ) -> None:
-    """Make a token and print it; it is shown this once.
+    """Create a token and print it; it is never shown again.
 
-    It can have no more than the token that asks for it. Whoever has lost all tokens makes one with
-    --offline, on the machine of the service: on SQLite while the service is stopped. One that
-    may do everything is written into the data directory, too, where commands find it.
+    A token cannot allow more than the one that creates it. If you have lost all tokens, use
+    --offline on the machine of the service; with SQLite, stop the service first. A token with all
+    permissions is also written to the data directory, where commands find it.
     """
     wish = _wish(
         name=name,
@@ -244,18 +246,16 @@ def create_offline(
     """
     from headgate.app import held_file  # noqa: PLC0415
     from headgate.config import load_settings, settings_file  # noqa: PLC0415
-    from headgate.extras import naming_extras  # noqa: PLC0415
     from headgate.storage.data_lock import hold_store  # noqa: PLC0415
 
-    with naming_extras("headgate token create"):
-        settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
-        directory = (data or data_directory()).absolute()
-        _check_created(settings, directory)
-        file = held_file(settings, directory)
-        with nullcontext() if file is None else hold_store(file):
-            import asyncio  # noqa: PLC0415  slow to load
+    settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
+    directory = (data or data_directory()).absolute()
+    _check_created(settings, directory)
+    file = held_file(settings, directory)
+    with nullcontext() if file is None else hold_store(file):
+        import asyncio  # noqa: PLC0415  slow to load
 
-            made = asyncio.run(_create(_offline_wish(wish), settings, directory))
+        made = asyncio.run(_create(_offline_wish(wish), settings, directory))
     # A lesser one would take the operator's key away from the commands of this machine.
     is_whole = set(made.permissions) == set(PERMISSIONS) and made.least_priority is None
     problem = write_token(directory, made.token) if is_whole else None

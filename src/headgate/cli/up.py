@@ -25,6 +25,7 @@ from headgate.cli.connection import (
     TOKEN_FILE,
     data_directory,
     file_lines,
+    given_first_token,
     json_option,
     make_first_token,
     read_private_file,
@@ -37,7 +38,6 @@ from headgate.errors import (
     InvalidSettingError,
     StoreUnavailableError,
 )
-from headgate.extras import naming_extras
 from headgate.redaction import hide_process
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ Examples:
     "--data",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where the SQLite file lies.  [default: the XDG data directory]",
+    help="Where it keeps its data.  [default: the XDG data directory]",
 )
 @click.option("--host", metavar="ADDRESS", help="The address to serve on.  [default: 127.0.0.1]")
 @click.option("--port", metavar="N", type=int, help="The port to serve on.  [default: 7420]")
@@ -85,13 +85,13 @@ Examples:
     "--dashboard",
     metavar="MODE",
     type=click.Choice(["on", "read-only", "off"]),
-    help="The pages for people: on, read-only or off.  [default: on]",
+    help="The dashboard: on, read-only or off.  [default: on]",
 )
 @click.option(
     "--demo",
     "is_demo",
     is_flag=True,
-    help="Simulated agents, a fake provider, and data that is thrown away.",
+    help="Run simulated agents and a fake provider; keep nothing.",
 )
 @json_option
 def up(
@@ -106,10 +106,10 @@ def up(
     is_demo: bool,
     as_json: bool,
 ) -> None:
-    """Start the service: API and dispatcher in one process.
+    """Start the service.
 
-    Without a configuration it keeps tasks in SQLite, and runs them on a built-in target that
-    answers with what it was given.
+    Without a settings file it keeps tasks in SQLite and runs them on a built-in target that returns
+    what it was given. headgate init writes a settings file.
     """
     flags = {
         "server.host": host,
@@ -120,7 +120,7 @@ def up(
     }
     given = {key: value for key, value in flags.items() if value is not None}
     own = {"--config": path, "--data": data, "--store": store_url, "--ledger": ledger_url}
-    with naming_extras("headgate up"), _demonstration(own, is_wanted=is_demo) as demo:
+    with _demonstration(own, is_wanted=is_demo) as demo:
         loaded = _loaded(path, given) if demo is None else _demo_loaded(demo, given)
         settings = loaded.settings
         directory = demo.folder if demo is not None else (data or data_directory()).absolute()
@@ -167,6 +167,8 @@ def _loaded_from(
 
     loaded = load(Origin(path=path, environ=environ, options=given))
     configure_logs(loaded.settings.log, failing_slots=failing_slots)
+    # A text that is no token stops the start before anything is opened.
+    given_first_token(environ)
     return loaded
 
 
@@ -222,7 +224,9 @@ async def _watch(lock: StoreLock, demo: Demo | None) -> None:
                 log.warning("the lock on the data directory was deleted; it is there again")
             problem = ""
         except DirectoryInUseError as error:
-            click.echo(f"headgate: {error}; its lock was deleted here, so this one ends", err=True)
+            click.echo(
+                f"headgate: {error}; this service stops, because its lock was deleted", err=True
+            )
             sys.stderr.flush()
             _exit(EXIT_LOCK_LOST, demo)
         except StoreUnavailableError as error:
@@ -296,7 +300,8 @@ async def _work(
 
     engine = service.engine
     engine.node.address = service.settings.server.advertise or address
-    first = attach_first_token(service, directory)
+    given = given_first_token(os.environ if demo is None else demo.environ)
+    first = attach_first_token(service, directory, given)
     try:
         await engine.start()
         tune_interpreter()
@@ -308,21 +313,29 @@ async def _work(
             _begin(demo, address)
         await stopping.wait()
         if demo is None:
-            click.echo("headgate: finishing what runs; Ctrl-C again ends at once", err=True)
+            click.echo(
+                "headgate: waiting for running tasks to finish; Ctrl-C again stops at once",
+                err=True,
+            )
     finally:
-        await engine.stop(drain_seconds=service.config.settings.scheduler.drain_seconds)
+        drain_seconds = service.config.settings.scheduler.drain_seconds
+        if service.gateway is not None:
+            # Calls write to the store when they end, so it is closed after them.
+            await service.gateway.drain(drain_seconds)
+            await service.gateway.close()
+        await engine.stop(drain_seconds=drain_seconds)
         if service.telemetry is not None:
             await asyncio.to_thread(service.telemetry.close)
         if engine.runner.has_left_behind:
             _leave_behind(demo)
 
 
-def attach_first_token(service: Service, directory: Path) -> list[str]:
+def attach_first_token(service: Service, directory: Path, given: str | None = None) -> list[str]:
     """Have the first token stored before the service is ready; the lines of it are added then."""
     lines: list[str] = []
 
     async def prepare() -> None:
-        lines.extend(await make_first_token(service.api.tokens, directory))
+        lines.extend(await make_first_token(service.api.tokens, directory, given))
 
     service.engine.before_start(prepare)
     return lines
@@ -339,7 +352,7 @@ def _begin(demo: Demo, address: str) -> None:
 def _leave_behind(demo: Demo | None) -> None:
     # The event loop would wait for it at its end, however long it takes. Its tasks are queued
     # again, or are taken back at the next start.
-    click.echo("headgate: work that would not stop ends with the process", err=True)
+    click.echo("headgate: some work did not stop in time, and ends with this process", err=True)
     sys.stdout.flush()
     _exit(0, demo)
 
@@ -432,6 +445,9 @@ async def welcome(
     lines += [f"  {line}" for line in first or problems]
     lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
     lines.append(f"  curl -s{header} {address}/tasks")
+    if service.settings.gateway.enabled:
+        # The one of OpenAI's clients has the version in it, the one of Anthropic's has not.
+        lines.append(f"  OPENAI_BASE_URL={address}/v1 or ANTHROPIC_BASE_URL={address} for agents")
     return "\n".join(lines)
 
 

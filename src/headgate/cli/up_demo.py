@@ -184,7 +184,14 @@ def _opening() -> Iterator[tuple[TaskFields, Hook | None]]:
 def _short(action: str, subject: str, *, project_id: str) -> TaskFields:
     """Return a task that is soon done, and goes before others, so that its effect is seen."""
     params = _params(subject, OPENING_SECONDS, 900, "succeeds")
-    return TaskFields(action=action, project_id=project_id, params=params, priority=FIRST)
+    # Without an estimate the first of a kind is a probe, and would book a tenth of the root budget.
+    return TaskFields(
+        action=action,
+        project_id=project_id,
+        params=params,
+        priority=FIRST,
+        estimate_usd="0.0054",
+    )
 
 
 def _charged(action: str, subject: str, *, usd: str, scope: str) -> TaskFields:
@@ -250,6 +257,7 @@ def _params(subject: str, seconds: float, tokens: int, course: Course) -> dict[s
 
 MAX_SECONDS = 20.0
 MODEL = "demo-model"
+CHAT_MODEL = "demo-chat"
 OUTPUT_SHARE = 0.2
 DRAIN_SECONDS = 0.2
 
@@ -266,8 +274,14 @@ class WorkBody(msgspec.Struct, kw_only=True):
     course: Literal["succeeds", "fails", "recovers"] = "succeeds"
 
 
+class ChatBody(msgspec.Struct, kw_only=True):
+    """A call of a model; `metadata` says how long it takes, and how many tokens it uses."""
+
+    metadata: dict[str, str] = {}
+
+
 class DemoWorld:
-    """Does tasks and takes webhooks; `provider` has the windows of the keys that tasks bring."""
+    """Does tasks, answers calls, takes webhooks; `provider` has the windows of keys of tasks."""
 
     def __init__(self, provider: FakeProvider) -> None:
         self._provider = provider
@@ -292,6 +306,8 @@ class DemoWorld:
         match path:
             case "/work":
                 return await self._worked(headers, body)
+            case "/v1/chat/completions":
+                return await self._chatted(body)
             case "/hooks/taken":
                 return FakeResponse(status=204)
             case "/hooks/gone":
@@ -309,6 +325,18 @@ class DemoWorld:
             return refused
         await asyncio.sleep(work.seconds)
         return _result(work, is_first=headers.get(ATTEMPT) == "1")
+
+    async def _chatted(self, body: bytes) -> FakeResponse:
+        try:
+            said = msgspec.json.decode(body, type=ChatBody).metadata
+            work = msgspec.convert(said, WorkBody, strict=False)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return json_response({"error": {"message": str(error)}}, status=400)
+        await asyncio.sleep(work.seconds)
+        output = round(work.tokens * OUTPUT_SHARE)
+        usage = {"prompt_tokens": work.tokens - output, "completion_tokens": output}
+        choice = {"index": 0, "message": {"role": "assistant", "content": f"About {work.of}."}}
+        return json_response({"model": CHAT_MODEL, "choices": [choice], "usage": usage})
 
     def _refused(self, key: str) -> FakeResponse | None:
         """Use the window of a key; return a refusal if nothing is left of it."""
@@ -412,6 +440,57 @@ class DemoFleet:
             await self._client.cancel(task_id)
 
 
+# The assistants of the demonstration: they call a model through the gateway, as clients do.
+
+ASSISTANTS = (("support", "chat-assistant"), ("research", "pair-programmer"))
+CALLS_PER_SECOND = 1.2
+MAX_CALLS = 8
+CALL_SECONDS = (0.4, 3.0)
+CALL_TOKENS = (400, 6_000)
+PATIENCE_SECONDS = 60.0
+
+
+class DemoAssistants:
+    """Makes calls of a model in two projects; `made` and `refused` count them."""
+
+    def __init__(self, client: Client) -> None:
+        self.made = 0
+        self.refused = 0
+        self._client = client
+
+    async def run(self, seed: int) -> None:
+        """Make one call after the other, a few at a time, until it is cancelled."""
+        drawn = Random(seed)  # noqa: S311 - nothing here is a secret
+        turns = asyncio.Semaphore(MAX_CALLS)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(drawn.expovariate(CALLS_PER_SECOND))
+                await turns.acquire()
+                made = group.create_task(self._call(drawn))
+                made.add_done_callback(lambda _: turns.release())
+
+    async def _call(self, drawn: Random) -> None:
+        project, agent = drawn.choice(ASSISTANTS)
+        said = {
+            "of": drawn.choice(("a refund", "the parser", "an invoice")),
+            "seconds": f"{drawn.uniform(*CALL_SECONDS):.2f}",
+            "tokens": str(drawn.randint(*CALL_TOKENS)),
+        }
+        question = {"role": "user", "content": f"What about {said['of']}?"}
+        try:
+            await self._client.request(
+                "POST",
+                f"/p/{project}/{agent}/v1/chat/completions",
+                response_type=dict[str, Any],
+                body={"model": CHAT_MODEL, "messages": [question], "metadata": said},
+                timeout_seconds=PATIENCE_SECONDS,
+            )
+            self.made += 1
+        except ServiceError:
+            self.refused += 1
+            await asyncio.sleep(PAUSE_SECONDS)
+
+
 WINDOW_MINUTES = 5.0
 PERCENT_PER_REQUEST = 0.65
 START_SECONDS = 10.0
@@ -425,6 +504,7 @@ KEYS = {
     "DEMO_KEY_MAIN": "demo-key-main",
     "DEMO_KEY_SPARE": "demo-key-spare",
     "DEMO_KEY_RETIRED": "demo-key-retired",
+    "DEMO_KEY_MODEL": "demo-key-model",
 }
 
 log = structlog.get_logger("headgate.demo")
@@ -520,7 +600,9 @@ class Demo:
             client = await stack.enter_async_context(
                 Client(service.address, token=service.token, retries=0)
             )
-            await DemoFleet(client, f"{work}/hooks").run(plan(self._seed))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(DemoFleet(client, f"{work}/hooks").run(plan(self._seed)))
+                group.create_task(DemoAssistants(client).run(self._seed))
 
 
 def _tell(future: asyncio.Future[Service], service: Service) -> None:

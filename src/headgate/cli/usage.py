@@ -1,20 +1,19 @@
-"""`headgate usage`: tokens and dollars by project, agent, model or day."""
+"""`headgate usage`: tokens and dollars by project, agent, model, slot or day."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import print_json, print_table
+from headgate.cli.output import clock_time, print_json, print_table
 
 if TYPE_CHECKING:
     from headgate.api.schema.tasks import UsageRowBody
 
 
-GROUPINGS = ("project", "agent", "model", "day")
+GROUPINGS = ("project", "agent", "model", "slot", "day")
 _NO_KEY = "(none)"
 
 
@@ -31,7 +30,7 @@ Examples:
     type=click.Choice(GROUPINGS),
     default="project",
     show_default=True,
-    help="What the rows stand for.",
+    help="What each row adds up.",
 )
 @click.option("--since", metavar="TIME", help="A day or a time.  [default: 30 days ago]")
 @click.option("--until", metavar="TIME", help="A day or a time.  [default: now]")
@@ -40,12 +39,11 @@ Examples:
 def usage(
     *, by: str, since: str | None, until: str | None, connection: Connection, as_json: bool
 ) -> None:
-    """Print what tasks have used: tokens and dollars, with the counts of tasks and attempts.
+    """Show the tokens and dollars that tasks and calls have used.
 
-    The assumed amounts are the part of the others that nobody reported: an attempt was lost, or
-    its target said nothing, and what was reserved for it was booked.
-
-    Figures are kept by the hour for 400 days; days are those of UTC.
+    Calls that a task makes count for that task. Assumed amounts are the part that nobody reported:
+    an attempt was lost, or its target did not say what it used, so the reserved amount was booked.
+    Usage is kept by the hour for 400 days. Days are days of UTC.
     """
     from headgate.api.schema.tasks import UsageBody  # noqa: PLC0415
 
@@ -55,9 +53,10 @@ def usage(
     if as_json:
         print_json(answer)
         return
-    title = f"Used from {_moment(answer.since)} to {_moment(answer.until)} UTC"
+    title = f"Used from {clock_time(answer.since)} to {clock_time(answer.until)}"
     rows = [_row(one, one.key or _NO_KEY) for one in answer.rows]
-    columns = (by, "tasks", "attempts", "tokens", "dollars", "assumed tokens", "assumed dollars")
+    counts = ("tasks", "attempts", "calls")
+    columns = (by, *counts, "tokens", "dollars", "assumed tokens", "assumed dollars")
     print_table(title, columns, [*rows, _row(answer.total, "in all")])
 
 
@@ -66,12 +65,9 @@ def _row(one: UsageRowBody, name: str) -> tuple[str, ...]:
         name,
         f"{one.tasks:,}",
         f"{one.attempts:,}",
+        f"{one.calls:,}",
         f"{one.tokens:,}",
         one.usd,
         f"{one.assumed_tokens:,}",
         one.assumed_usd,
     )
-
-
-def _moment(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M}"

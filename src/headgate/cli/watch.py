@@ -29,15 +29,21 @@ Examples:
 @click.argument("task_id", metavar="[TASK]", required=False)
 @click.option("--agent", "agent_id", metavar="NAME", help="Only tasks of this agent.")
 @click.option("--project", "project_id", metavar="NAME", help="Only tasks of this project.")
-@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only these events.")
-@click.option("--after", metavar="ID", help="Begin after the event with this id.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(KINDS),
+    help="Only events of this kind; give it again for more.",
+)
+@click.option("--after", metavar="ID", help="Start after the event with this id.")
 @click.option(
     "--patience",
     metavar="TIME",
     type=duration,
     default="5m",
     show_default=True,
-    help="How long the service may be away.",
+    help="How long to wait for a service that is away.",
 )
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Write each event as one line of JSON.")
@@ -52,9 +58,9 @@ def watch(
     connection: Connection,
     as_json: bool,
 ) -> None:
-    """Print events of all tasks as they happen, or of one until it has ended.
+    """Print events as they happen: of all tasks, or of one until it ends.
 
-    A connection that breaks is made again, after the last event that was printed.
+    If the connection breaks, the command connects again and goes on after the last printed event.
     """
     from headgate.cli.task_view import has_colour  # noqa: PLC0415  not for a list of commands
 

@@ -21,7 +21,7 @@ MOST_CHARACTERS = 60
 
 @click.group()
 def webhooks() -> None:
-    """Show webhooks and send them again, ping an address, rotate the signing secret."""
+    """List webhooks, send them again, ping an address, rotate the secret."""
 
 
 @webhooks.command(
@@ -33,10 +33,12 @@ Examples:
   headgate webhooks list --state dead --json | jq -r .id
 """,
 )
-@click.option("--state", type=click.Choice(STATES), help="Only those in this state.")
-@click.option("--task", metavar="ID", help="Only that of this task.")
-@click.option("--limit", metavar="N", type=click.IntRange(1, 1000), help="[default: 100]")
-@click.option("--cursor", metavar="ID", help="Go on behind this one.")
+@click.option("--state", type=click.Choice(STATES), help="Only webhooks in this state.")
+@click.option("--task", metavar="ID", help="Only the webhook of this task.")
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(1, 1000), help="How many to list.  [default: 100]"
+)
+@click.option("--cursor", metavar="ID", help="Start after the webhook with this id.")
 @connection_options
 @json_option
 def list_(
@@ -69,7 +71,7 @@ Examples:
 @connection_options
 @json_option
 def show(*, webhook_id: str, connection: Connection, as_json: bool) -> None:
-    """Print what is known of one webhook, with its whole address and its latest tries."""
+    """Show a webhook with its whole address and its latest tries."""
     with connect(connection) as client:
         answer = client.get_webhook(webhook_id)
     if as_json:
@@ -94,7 +96,7 @@ Examples:
 @connection_options
 @json_option
 def redeliver(*, webhook_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
-    """Send webhooks again, each from its first try on."""
+    """Send webhooks again, starting with their first try."""
     with connect(connection) as client:
         for webhook_id in webhook_ids:
             answer = client.redeliver(webhook_id)
@@ -115,14 +117,14 @@ Examples:
 @json_option
 @click.pass_context
 def ping(context: click.Context, /, *, address: str, connection: Connection, as_json: bool) -> None:
-    """Send a signed message to an address now. Exits with 1 if it is not taken."""
+    """Send a signed message to an address now. The exit code is 1 if it is refused."""
     with connect(connection, retries=0) as client:
         answer = client.ping_webhook(address)
     if as_json:
         print_json(answer)
     else:
         came = "" if answer.status is None else f" ({answer.status})"
-        click.echo(f"taken{came}" if answer.delivered else f"not taken: {answer.error}")
+        click.echo(f"Delivered{came}." if answer.delivered else f"Not delivered: {answer.error}")
     context.exit(0 if answer.delivered else 1)
 
 
@@ -135,7 +137,7 @@ Examples:
 @connection_options
 @json_option
 def secret(*, connection: Connection, as_json: bool) -> None:
-    """Print the secrets that sign webhooks, the newest first."""
+    """Show the secrets that sign webhooks, newest first."""
     with connect(connection) as client:
         _print_secrets(client.webhook_secrets(), as_json=as_json)
 
@@ -149,7 +151,7 @@ Examples:
 @connection_options
 @json_option
 def rotate(*, connection: Connection, as_json: bool) -> None:
-    """Make a new signing secret; the one before signs too for a day."""
+    """Make a new signing secret; the old one stays valid for a day."""
     # A request that is sent twice would make two.
     with connect(connection, retries=0) as client:
         _print_secrets(client.rotate_webhook_secret(), as_json=as_json)
@@ -160,7 +162,7 @@ def _print_secrets(answer: SecretListBody, *, as_json: bool) -> None:
         print_json_lines(answer.secrets)
         return
     for one in answer.secrets:
-        until = "" if one.ends_at is None else f"  signs until {one.ends_at:%Y-%m-%d %H:%M:%S} UTC"
+        until = "" if one.ends_at is None else f"  signs until {clock_time(one.ends_at)}"
         click.echo(f"{one.secret}{until}")
 
 

@@ -1,17 +1,19 @@
-"""`headgate why`: what keeps a task waiting, and until when."""
+"""`headgate why`: what keeps a task or a call waiting, and until when."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import print_json
+from headgate.cli.output import clock_time, from_now, length_of, print_json, with_local_times
+from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
-from headgate.errors import utc_time
 
 if TYPE_CHECKING:
+    from headgate.api.schema.calls import CallWhyBody
     from headgate.api.schema.tasks import ReasonBody, SlotRoomBody, WhyBody
 
 
@@ -19,17 +21,22 @@ if TYPE_CHECKING:
     epilog="""\b
 Examples:
   headgate why tsk_01m7fs2skb2415wvpawg4jr96h
+  headgate why call-01m7fs2skb2415wvpawg4jr96h
   headgate why tsk_01m7fs2skb2415wvpawg4jr96h --json | jq -r '.reasons[].detail.reason'
 """
 )
-@click.argument("task_id", metavar="TASK")
+@click.argument("task_id", metavar="ID")
 @connection_options
 @json_option
 def why(*, task_id: str, connection: Connection, as_json: bool) -> None:
-    """Print every rule that keeps a task waiting, the longest first.
+    """Explain why a task or a call waits.
 
-    A pause or a used up budget comes before permits that are taken just now.
+    The reason that lasts longest comes first: a pause or a used-up budget before a busy agent. The
+    id of a call begins with call-.
     """
+    if task_id.startswith(CALL_PREFIX):
+        _why_call(task_id, connection, as_json=as_json)
+        return
     with connect(connection) as client:
         answer = client.why(task_id)
     if as_json:
@@ -38,21 +45,61 @@ def why(*, task_id: str, connection: Connection, as_json: bool) -> None:
         click.echo("\n".join(lines_of(answer)))
 
 
+def _why_call(call_id: str, connection: Connection, *, as_json: bool) -> None:
+    from headgate.api.schema.calls import CallWhyBody  # noqa: PLC0415
+    from headgate.client.requests import resource_path  # noqa: PLC0415
+
+    path = resource_path("calls", call_id, "why", field_name="call_id")
+    with connect(connection) as client:
+        answer = client.request("GET", path, response_type=CallWhyBody)
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo("\n".join(lines_of_call(answer)))
+
+
+def lines_of_call(answer: CallWhyBody) -> list[str]:
+    """Return every rule that keeps a call waiting, its place, and which key it has."""
+    lines = [f"{answer.call_id} is {answer.state.value}:", *_reason_lines(answer.reasons)]
+    if answer.position is not None:
+        lines.append(f"  {_place(answer.position)}")
+    if answer.expected_seconds is not None:
+        lines.append(f"  about {length_of(answer.expected_seconds)} to go")
+    if answer.slot or answer.key_rule:
+        rule = f": {printable(answer.key_rule)}" if answer.key_rule else ""
+        lines.append(f"  key {printable(answer.slot or 'of the upstream')}{rule}")
+    if not answer.reasons and answer.position is None:
+        lines[0] = f"{answer.call_id} is {answer.state.value}, and waits for nothing"
+    return lines
+
+
+def _place(position: int) -> str:
+    if position == 1:
+        return "its agent has no call that waits before it"
+    calls = "one call waits" if position == 2 else f"{position - 1:,} calls wait"  # noqa: PLR2004
+    return f"{calls} before it for the same agent"
+
+
 def lines_of(answer: WhyBody) -> list[str]:
     """Return every rule that keeps a task waiting, and what holds it, a line for each."""
     if not answer.reasons:
         line = f"{answer.task_id} is {answer.state.value}, and waits for nothing"
         return [line, *_holds(answer), *_rooms(answer)]
-    lines = [f"{answer.task_id} is {answer.state.value}:"]
-    for reason in answer.reasons:
+    lines = [f"{answer.task_id} is {answer.state.value}:", *_reason_lines(answer.reasons)]
+    return lines + _holds(answer) + _rooms(answer)
+
+
+def _reason_lines(reasons: Sequence[ReasonBody]) -> list[str]:
+    lines: list[str] = []
+    for reason in reasons:
         lines.append(f"  {reason_line(reason)}")
         if reason.warning:
-            lines.append(f"    {printable(reason.warning)}")
+            lines.append(f"    {printable(with_local_times(reason.warning))}")
         if reason.held_by:
             lines.append(f"    held by {', '.join(map(printable, reason.held_by))}")
         if reason.held_by_others:
             lines.append(f"    held by {reason.held_by_others} tasks of others")
-    return lines + _holds(answer) + _rooms(answer)
+    return lines
 
 
 def _holds(answer: WhyBody) -> list[str]:
@@ -68,30 +115,20 @@ def _rooms(answer: WhyBody) -> list[str]:
 
 
 def _room(slot: SlotRoomBody) -> str:
-    from headgate.cli.slots import percent  # noqa: PLC0415
+    from headgate.cli.slot import percent  # noqa: PLC0415
 
     used = "" if slot.percent_used is None else f"{percent(slot.percent_used)} used"
-    when = "" if slot.resets_at is None else f"resets {_when(slot.resets_at.timestamp())}"
+    resets_at = slot.resets_at
+    when = "" if resets_at is None else f"resets {clock_time(resets_at)} ({from_now(resets_at)})"
     known = ", ".join(part for part in (used, when) if part)
     return f"  slot {printable(slot.name)}: {known}" if known else ""
 
 
 def reason_line(reason: ReasonBody) -> str:
     """Return the line of a reason, with how far away its end is."""
-    from headgate.cli.output import from_now, moment_of  # noqa: PLC0415
-
-    message = printable(reason.message)
-    moment = None if reason.until is None else moment_of(reason.until)
-    if reason.until is None or moment is None:
+    message = printable(with_local_times(reason.message))
+    if reason.until is None:
         return message
-    exact = utc_time(reason.until)
+    exact = clock_time(reason.until)
     until = "" if exact in message else f", until {exact}"
-    return f"{message}{until} ({from_now(moment)})"
-
-
-def _when(seconds: float) -> str:
-    """Return a time and how far it is away; empty where no calendar reaches it."""
-    from headgate.cli.output import clock_time, from_now, moment_of  # noqa: PLC0415
-
-    moment = moment_of(seconds)
-    return "" if moment is None else f"{clock_time(moment)} ({from_now(moment)})"
+    return f"{message}{until} ({from_now(reason.until)})"

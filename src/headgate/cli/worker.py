@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headgate.cli.connection import Connection, connection_options, found_service
+from headgate.cli.connection import Connection, accepted_service, connection_options
 from headgate.errors import InvalidSettingError
 from headgate.redaction import hide_process
 
@@ -38,9 +38,18 @@ Examples:
   headgate worker --agent coder-1 --run my_tasks:work --url https://headgate.example
 """
 )
-@click.option("--agent", "agent_id", metavar="NAME", required=True, help="Whose tasks to take.")
-@click.option("--run", "entry_point", metavar="MODULE:FUNCTION", help="Call this for each task.")
-@click.option("--command", metavar="COMMAND", help="Run this for each task, with it on its input.")
+@click.option(
+    "--agent", "agent_id", metavar="NAME", required=True, help="The agent whose tasks to run."
+)
+@click.option(
+    "--run",
+    "entry_point",
+    metavar="MODULE:FUNCTION",
+    help="A Python function to call for each task.",
+)
+@click.option(
+    "--command", metavar="COMMAND", help="A program to run for each task; it reads the task."
+)
 @click.option(
     "--capacity",
     metavar="N",
@@ -58,10 +67,9 @@ def worker(
     capacity: int,
     connection: Connection,
 ) -> None:
-    """Take tasks of an agent from a service, and run them here.
+    """Take tasks of an agent from a service and run them here.
 
-    Only tasks of a pull target are given to workers. Everything that is decided elsewhere is
-    decided for them, too: shares, budgets and limits.
+    Workers get the tasks of pull targets. Shares, budgets and limits apply as everywhere.
     """
     executor = _executor(entry_point, command, capacity)
     hide_process()
@@ -104,7 +112,7 @@ async def _work(connection: Connection, executor: Executor, agent_id: str, capac
     from headgate.client.client import Client  # noqa: PLC0415
     from headgate.client.worker import ServiceConnection, Worker  # noqa: PLC0415
 
-    url, token = found_service(connection)
+    url, token = accepted_service(connection)
     async with Client(url, token=token, retries=0) as client:
         line = ServiceConnection(client, agent_id, notify=_tell)
         work = Worker(line, executor, agent_id=agent_id, capacity=capacity)

@@ -1,4 +1,4 @@
-"""The screen of `headgate top`: six panes over one picture, and the keys.
+"""The screen of `headgate top`: seven panes over one picture, and the keys.
 
 In a small terminal one pane is shown, in a large one all. Rule: a key never waits for the service;
 what it asks for is done beside, and the line below the panes says what came of it.
@@ -54,7 +54,7 @@ MAX_LINE_LENGTH = 1_000
 CLOSE = "Esc closes; arrows and Page Down scroll."
 
 HELP = """\
-1 to 6, Tab   another pane
+1 to 7, Tab   another pane
 arrows, j k   another row; Page Up, Page Down, Home and End
 Enter         everything about the row
 w             why a task waits
@@ -170,7 +170,7 @@ class Top(App[None]):
     TITLE = "headgate top"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(number), f"pane({number - 1})", show=False) for number in range(1, 7)),
+        *(Binding(str(number), f"pane({number - 1})", show=False) for number in range(1, 8)),
         Binding("tab", "step(1)", show=False, priority=True),
         Binding("shift+tab", "step(-1)", show=False, priority=True),
         # Before any widget hears of it: what is typed fast or pasted after it is a text, and would

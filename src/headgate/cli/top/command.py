@@ -11,15 +11,14 @@ import click
 
 from headgate.cli.connection import (
     Connection,
+    accepted_service,
     connect,
     connection_options,
-    found_service,
     json_option,
 )
 from headgate.cli.main import EXIT_INTERNAL
 from headgate.cli.output import is_drawable, is_terminal, print_json
 from headgate.errors import InvalidSettingError
-from headgate.extras import naming_extras
 
 if TYPE_CHECKING:
     from headgate.client.sync_client import SyncClient
@@ -41,10 +40,10 @@ Examples:
 @json_option
 @click.pass_context
 def top(context: click.Context, /, *, connection: Connection, as_json: bool) -> None:
-    """Show who runs, who waits and why, and what it costs, live in this terminal.
+    """Show live who runs, who waits and why, and what it costs.
 
-    Press ? for the keys, q to leave. It needs a token with the permission read; one for a project
-    or an agent sees its own. With --json it writes what it would show at first, and ends.
+    Press ? for the keys, q to quit. It needs a token with the permission read; a token of one
+    project or agent shows only that. With --json it prints one snapshot and ends.
     """
     if as_json:
         with connect(connection) as client:
@@ -54,7 +53,7 @@ def top(context: click.Context, /, *, connection: Connection, as_json: bool) -> 
     with connect(connection, retries=0, timeout_seconds=TIMEOUT_SECONDS) as client:
         # Before anything is drawn: what is wrong with the address or the token is one line then.
         client.stats()
-    context.exit(asyncio.run(shown(*found_service(connection))))
+    context.exit(asyncio.run(shown(*accepted_service(connection))))
 
 
 def _check_terminal() -> None:
@@ -83,7 +82,25 @@ def _numbers(client: SyncClient) -> dict[str, object]:
         "waiting": _tasks(client, WAITING_STATES),
         "budgets": client.budget_status(),
         "slots": client.slots().slots,
+        "calls": _calls(client),
     }
+
+
+def _calls(client: SyncClient) -> object:
+    from headgate.api.schema.calls import CallListBody  # noqa: PLC0415
+    from headgate.cli.top.service_state import (  # noqa: PLC0415
+        LIVE_CALLS,
+        MAX_CALLS,
+        calls_by_upstream,
+    )
+
+    found = client.request(
+        "GET",
+        "/calls",
+        response_type=CallListBody,
+        query={"state": LIVE_CALLS, "limit": MAX_CALLS},
+    )
+    return calls_by_upstream(found.calls)
 
 
 def _tasks(client: SyncClient, states: str) -> object:
@@ -95,15 +112,11 @@ def _tasks(client: SyncClient, states: str) -> object:
 
 async def shown(url: str, token: str | None) -> int:
     """Show a service until the screen is left, and return the exit code."""
-    with naming_extras("headgate top"):
-        import httpx2  # noqa: F401, PLC0415  without it the client is an error of another kind
+    from headgate.cli import slot, task_view, why  # noqa: PLC0415
+    from headgate.cli.top.app import Texts, Top  # noqa: PLC0415  textual takes its time to load
+    from headgate.client.client import Client  # noqa: PLC0415
 
-        from headgate.cli.top.app import Texts, Top  # noqa: PLC0415  textual takes its time to load
-        from headgate.client.client import Client  # noqa: PLC0415
-
-    from headgate.cli import slots, task_view, why  # noqa: PLC0415
-
-    texts = Texts(task=task_view.lines_of, why=why.lines_of, slot=slots.lines_of)
+    texts = Texts(task=task_view.lines_of, why=why.lines_of, slot=slot.lines_of)
     async with Client(url, token=token, timeout_seconds=TIMEOUT_SECONDS, retries=0) as client:
         screen = Top(client, texts)
         await screen.run_async(mouse=False)

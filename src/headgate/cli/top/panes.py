@@ -1,4 +1,4 @@
-"""The six panes: what each is called, its columns, its rows, and what it says when it has none."""
+"""The seven panes: what each is called, its columns, its rows, and what it says without any."""
 
 from __future__ import annotations
 
@@ -154,7 +154,23 @@ SLOTS = PaneKind(
     "No slot is configured; docs/how-to/key-slots.md says how.",
 )
 
-PANES = (PROJECTS, LANES, RUNNING, WAITING, BUDGETS, SLOTS)
+CALLS = PaneKind(
+    "Calls",
+    Topic.CALLS,
+    (
+        _text("upstream", 10),
+        _number("waiting", 7),
+        _number("running", 7),
+        _time("longest"),
+        _text("project", 8),
+        _text("model", 8, from_width=90),
+        _text("reason", 20, ColumnKind.REASON),
+    ),
+    rows.call_rows,
+    "No call waits or runs; docs/how-to/connect-clients.md says how to make some.",
+)
+
+PANES = (PROJECTS, LANES, RUNNING, WAITING, BUDGETS, SLOTS, CALLS)
 
 
 def amount(kind: PaneKind, service: ServiceState) -> str:
@@ -163,6 +179,8 @@ def amount(kind: PaneKind, service: ServiceState) -> str:
         return str(service.stats.queue.total_inflight)
     if kind is WAITING and service.stats is not None:
         return str(service.stats.queue.total_queued)
+    if kind is CALLS and service.calls:
+        return str(sum(one.waiting + one.running for one in service.calls))
     return ""
 
 
@@ -192,6 +210,7 @@ def answer_of(kind: PaneKind, service: ServiceState) -> object:
         Topic.WAITING: service.waiting,
         Topic.BUDGETS: service.budgets,
         Topic.SLOTS: service.slots,
+        Topic.CALLS: service.calls,
     }
     return answers[kind.topic]
 

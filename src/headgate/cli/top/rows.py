@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 
 from headgate.api.schema.admin import LaneBody, ProjectBody
+from headgate.api.schema.calls import CallWhyBody
 from headgate.api.schema.tasks import BudgetStatusBody, WhyBody
-from headgate.cli.top.service_state import ServiceState, ShownTask
+from headgate.cli.top.service_state import ServiceState, ShownTask, UpstreamCalls
 from headgate.cli.top.tables import (
     BAD,
     CAREFUL,
@@ -37,6 +38,7 @@ from headgate.cli.top.tables import (
 )
 from headgate.core.budgets.alerts import share_used
 from headgate.core.budgets.scopes import ROOT_WORDS
+from headgate.core.call import CallState
 from headgate.core.money import MicroUsd, read_usd
 from headgate.core.slots.status import NextWakeBody, SlotBody
 from headgate.core.slots.wakes import ENDED, mode_words
@@ -202,6 +204,36 @@ def _held_because(slot: SlotBody) -> str:
     if not why and slot.next_wake is not None and slot.next_wake.is_skipped:
         return f"wake {slot.next_wake.text}"
     return why.removeprefix(f"{slot.state}, ")
+
+
+def call_rows(service: ServiceState, now: float) -> Sequence[Row]:
+    """Return the upstreams that calls go to, with the call at each that waits longest."""
+    return Rows(service.calls or (), lambda one: _calls(one, now))
+
+
+def _calls(row: UpstreamCalls, now: float) -> Row:
+    longest = row.longest
+    cells = (
+        text_cell(row.upstream),
+        count_cell(row.waiting),
+        count_cell(row.running),
+        NEVER if longest is None else since_cell(now - seconds_of(longest.created_at)),
+        text_cell("" if longest is None else longest.project_id),
+        text_cell("" if longest is None else longest.model),
+        text_cell("") if longest is None else _call_reason(row.why),
+    )
+    return Row(key=row.upstream, cells=cells)
+
+
+def _call_reason(why: CallWhyBody | str | None) -> Cell:
+    if why is None:
+        return text_cell(NOT_ASKED, FAINT)
+    if isinstance(why, str):
+        return text_cell(why, FAINT)
+    if not why.reasons:
+        return text_cell("starts now" if why.state is CallState.WAITING else why.state.value)
+    more = len(why.reasons) - 1
+    return text_cell(why.reasons[0].message, tail=f" +{more}" if more else "")
 
 
 # What budgets say in the terminal: the rows of their pane, and money in short.

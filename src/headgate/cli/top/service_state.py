@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from enum import Enum
 
 import msgspec
 
 from headgate.api.schema.admin import LaneListBody, ProjectListBody
+from headgate.api.schema.calls import CallBody, CallWhyBody
 from headgate.api.schema.tasks import BudgetStatusBody, StatsBody, WhyBody
 from headgate.client.requests import Query
+from headgate.core.call import CallState
 from headgate.core.slots.status import SlotListBody
 from headgate.core.task import TaskStatus
 from headgate.core.task_view import CONTENTS
@@ -51,6 +53,7 @@ class Topic(Enum):
     WHY = "reasons"
     BUDGETS = "budgets"
     SLOTS = "slots"
+    CALLS = "calls"
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -177,6 +180,50 @@ class ShownTasks(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     next_cursor: str | None = None
 
 
+MAX_CALLS = 1_000
+MAX_UPSTREAMS = 4
+"""Of so many upstreams the call that waits longest is asked for its reason."""
+
+LIVE_CALLS = "waiting,running"
+
+
+class UpstreamCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls to one upstream: how many run and wait, and the one that waits longest.
+
+    `why` is its reason, or why nobody could say; None where it was not asked for.
+    """
+
+    upstream: str
+    running: int
+    waiting: int
+    longest: CallBody | None = None
+    why: CallWhyBody | str | None = None
+
+
+def calls_by_upstream(calls: Iterable[CallBody]) -> tuple[UpstreamCalls, ...]:
+    """Return how calls stand at each upstream, where the longest wait is first."""
+    found: dict[str, list[CallBody]] = {}
+    for one in calls:
+        found.setdefault(one.upstream, []).append(one)
+    rows = []
+    for upstream, some in found.items():
+        waiting = [one for one in some if one.state is CallState.WAITING]
+        rows.append(
+            UpstreamCalls(
+                upstream=upstream,
+                running=len(some) - len(waiting),
+                waiting=len(waiting),
+                longest=min(waiting, key=lambda one: one.created_at, default=None),
+            )
+        )
+    return tuple(sorted(rows, key=_longest_first))
+
+
+def _longest_first(row: UpstreamCalls) -> tuple[bool, float, str]:
+    longest = row.longest
+    return longest is None, 0.0 if longest is None else longest.created_at.timestamp(), row.upstream
+
+
 class ConnectionState(Enum):
     """How the connection to a service is."""
 
@@ -197,6 +244,7 @@ class ServiceState:
         self.waiting: ShownTasks | None = None
         self.budgets: BudgetStatusBody | None = None
         self.slots: SlotListBody | None = None
+        self.calls: tuple[UpstreamCalls, ...] | None = None
         self.reasons: dict[str, WhyBody | str] = {}
         self.problems: dict[Topic, str] = {}
         self.contact = ConnectionState.POLLING

@@ -16,7 +16,11 @@ from typing import cast
 import msgspec
 
 from headgate.api.schema.admin import ProjectStatusText
+from headgate.api.schema.calls import CallListBody, CallWhyBody
 from headgate.cli.top.service_state import (
+    LIVE_CALLS,
+    MAX_CALLS,
+    MAX_UPSTREAMS,
     PAUSE_SECONDS,
     RUNNING_STATES,
     WAITING_STATES,
@@ -27,6 +31,8 @@ from headgate.cli.top.service_state import (
     ShownTasks,
     Throttle,
     Topic,
+    UpstreamCalls,
+    calls_by_upstream,
     query_of_tasks,
 )
 from headgate.client.client import Client
@@ -35,7 +41,7 @@ from headgate.core.events import TaskEvent
 from headgate.core.retries import Backoff
 from headgate.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
 
-LIVELY_SECONDS = {Topic.BUDGETS: 5.0, Topic.SLOTS: 10.0, Topic.WHY: 10.0}
+LIVELY_SECONDS = {Topic.BUDGETS: 5.0, Topic.SLOTS: 10.0, Topic.CALLS: 10.0, Topic.WHY: 10.0}
 OTHERS_LIVELY_SECONDS = 2.0
 MONEY_SECONDS = 10.0
 """How often budgets are asked for where only their total is seen."""
@@ -240,6 +246,30 @@ class Watcher:
                 service.budgets = await self._client.budget_status()
             case Topic.SLOTS:
                 service.slots = await self._client.slots()
+            case Topic.CALLS:
+                service.calls = await self._ask_calls()
+
+    async def _ask_calls(self) -> tuple[UpstreamCalls, ...]:
+        """Return how calls stand, with the reasons of those that wait longest."""
+        found = await self._client.request(
+            "GET",
+            "/calls",
+            response_type=CallListBody,
+            query={"state": LIVE_CALLS, "limit": MAX_CALLS},
+        )
+        rows = list(calls_by_upstream(found.calls))
+        for place, row in enumerate(rows[:MAX_UPSTREAMS]):
+            if row.longest is not None:
+                rows[place] = msgspec.structs.replace(row, why=await self._why(row.longest.call_id))
+        return tuple(rows)
+
+    async def _why(self, call_id: str) -> CallWhyBody | str:
+        path = f"/calls/{call_id}/why"
+        try:
+            return await self._client.request("GET", path, response_type=CallWhyBody)
+        except RequestRefusedError as error:
+            # It may have gone meanwhile.
+            return str(error)
 
     async def _ask_tasks(self, name: str, states: str) -> None:
         wanted = self.content.wanted

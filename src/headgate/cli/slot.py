@@ -1,18 +1,19 @@
-"""`headgate slots`: how much of each quota is used, wakes by hand, the log, and slots alone."""
+"""`headgate slot`: the quota of each key, wakes by hand, pauses, the log, and slots alone."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 import msgspec
 
+from headgate.cli.completion import SLOT
 from headgate.cli.connection import (
     Connection,
     config_option,
@@ -23,7 +24,6 @@ from headgate.cli.connection import (
     json_option,
     store_option,
 )
-from headgate.cli.fake_provider import fake_provider
 from headgate.cli.output import (
     countdown,
     from_now,
@@ -31,10 +31,12 @@ from headgate.cli.output import (
     print_json,
     print_json_lines,
     print_table,
+    shows_utc,
+    unknown_name,
 )
 from headgate.core.slots.wakes import ENDED, ended_words
 from headgate.core.text import printable
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, RequestRefusedError
 
 if TYPE_CHECKING:
     from headgate.client.local_slots import SlotsAlone
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     )
 
 
-# `headgate slots log`: what was sent for slots, what came back, and what happened.
+# `headgate slot log`: what was sent for slots, what came back, and what happened.
 #
 # The files of the data directory are read, so that the log is there without a service too.
 
@@ -67,21 +69,27 @@ def _day(text: str) -> date:
 @click.command(
     epilog="""\b
 Examples:
-  headgate slots log
-  headgate slots log work --follow
-  headgate slots log --day 2027-01-31 --json | jq 'select(.phase == "error")'
+  headgate slot log
+  headgate slot log work --follow
+  headgate slot log --day 2027-01-31 --json | jq 'select(.phase == "error")'
 """
 )
-@click.argument("name", required=False)
-@click.option("--follow", "-f", "is_following", is_flag=True, help="Go on, until Ctrl-C.")
-@click.option("--day", metavar="DAY", type=_day, help="Only this day, in UTC: 2027-01-31.")
+@click.argument("slot", metavar="[SLOT]", required=False)
+@click.option(
+    "--follow",
+    "-f",
+    "is_following",
+    is_flag=True,
+    help="Print new lines as they come, until Ctrl-C.",
+)
+@click.option("--day", metavar="DAY", type=_day, help="Only this day in UTC, such as 2027-01-31.")
 @click.option(
     "--tail",
     metavar="N",
     type=click.IntRange(1, MOST_LINES),
     default=LINES_SHOWN,
     show_default=True,
-    help="How many of the latest lines.",
+    help="How many lines to print, counted from the end.",
 )
 @click.option(
     "--data",
@@ -92,34 +100,31 @@ Examples:
 @json_option
 def log(
     *,
-    name: str | None,
+    slot: str | None,
     is_following: bool,
     day: date | None,
     tail: int,
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Print what was sent and what came back.
+    """Show what was sent for slots, what came back and what else happened.
 
-    And whatever else happened to slots; with NAME, to that one. It is read from the data
-    directory, whether or not a service runs.
+    With SLOT, only for that one. The log is read from the data directory, so it works without a
+    running service.
     """
     if is_following and day is not None:
-        message = "--follow goes on with today; leave out --day"
+        message = "--follow prints new lines of today; leave out --day"
         raise click.UsageError(message)
-    from headgate.extras import naming_extras  # noqa: PLC0415  not for a list of commands
+    from headgate.engine.slots.slot_log import read_log  # noqa: PLC0415  not for a list of commands
 
-    with naming_extras("headgate slots log"):
-        from headgate.engine.slots.slot_log import read_log  # noqa: PLC0415
-
-        folder = _folder(data)
-        news = _News.behind(folder) if is_following else None
-        lines = read_log(folder, slot=name, day=day, tail=tail)
-        _print(lines, as_json=as_json)
-        if news is not None:
-            _follow(news, name, lines, as_json=as_json)
-        elif not lines:
-            click.echo(f"headgate: no such lines in {folder}", err=True)
+    folder = _folder(data)
+    news = _News.behind(folder) if is_following else None
+    lines = read_log(folder, slot=slot, day=day, tail=tail)
+    _print(lines, as_json=as_json)
+    if news is not None:
+        _follow(news, slot, lines, as_json=as_json)
+    elif not lines:
+        click.echo(f"headgate: There are no such lines in {folder}", err=True)
 
 
 def _folder(data: Path | None) -> Path:
@@ -129,7 +134,7 @@ def _folder(data: Path | None) -> Path:
     if directory is None:
         raise InvalidSettingError("--data", "name the service's data directory")
     if data is not None and not data.is_dir():
-        raise InvalidSettingError("--data", f"{data} is no directory; name the service's")
+        raise InvalidSettingError("--data", f"{data} is not a directory; name the service's")
     return directory / LOG_FOLDER
 
 
@@ -212,15 +217,15 @@ def line_of(line: LogLine) -> str:
     return "  ".join(part for part in parts if part)
 
 
-# `headgate slots run`: slots alone, without API, dispatcher or tasks.
+# `headgate slot run`: slots alone, without API, dispatcher or tasks.
 
 
 @click.command(
     epilog="""\b
 Examples:
-  headgate slots run
-  headgate slots run --config slots.toml --data ./slots
-  headgate slots run --json 2>> slots.log
+  headgate slot run
+  headgate slot run --config slots.toml --data ./slots
+  headgate slot run --json 2>> slots.log
 """
 )
 @config_option
@@ -228,17 +233,14 @@ Examples:
 @store_option
 @json_option
 def run(*, path: Path | None, data: Path | None, store_url: str | None, as_json: bool) -> None:
-    """Poll and wake slots, and do nothing else.
+    """Run key slots alone: poll and wake them, without a service.
 
-    What happens is written to standard error, with --json as lines of JSON. The settings are read
-    again when their file changes. Ctrl-C ends it.
+    What happens goes to standard error, with --json as lines of JSON. A changed settings file is
+    read again. Ctrl-C stops it.
     """
-    from headgate.extras import naming_extras  # noqa: PLC0415  not for a list of commands
+    from headgate.cli.slots_alone import run_alone  # noqa: PLC0415  not for a list of commands
 
-    with naming_extras("headgate slots run"):
-        from headgate.cli.slots_alone import run_alone  # noqa: PLC0415
-
-        run_alone(path, data, store_url, as_json=as_json)
+    run_alone(path, data, store_url, as_json=as_json)
 
 
 WARM_SECONDS = 60.0
@@ -274,41 +276,37 @@ def alone_in(connection: Connection) -> Path | None:
     return directory
 
 
-def _given(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+def _given(_: click.Context, __: click.Parameter, name: str) -> str:
     if name == "":
-        message = "must not be empty; headgate slots status lists the names"
+        message = "must not be empty; headgate slot list shows the names"
         raise click.BadParameter(message)
     return name
 
 
-_name_argument = click.argument("name", callback=_given)
+_slot_argument = click.argument("name", metavar="SLOT", type=SLOT, callback=_given)
 
 
 @click.group()
-def slots() -> None:
-    """Show key slots and wake them, switch them, read their log, run them alone."""
+def slot() -> None:
+    """Show key slots and their quotas, warm, pause and resume them.
+
+    A slot is one key of a provider with a quota. [[slots]] in the settings file adds one.
+    """
 
 
-@slots.command(
+@slot.command(
+    "list",
     epilog="""\b
 Examples:
-  headgate slots status
-  headgate slots status work
-  headgate slots status --json | jq -r 'select(.state == "exhausted") | .name'
-"""
+  headgate slot list
+  headgate slot list --json | jq -r 'select(.state == "exhausted") | .name'
+""",
 )
-@click.argument("name", required=False, callback=_given)
 @connection_options
 @json_option
-def status(*, name: str | None, connection: Connection, as_json: bool) -> None:
-    """Print quotas, resets and the next wakes.
-
-    A line for each slot; with NAME, everything that is known of that one.
-    """
+def list_slots(*, connection: Connection, as_json: bool) -> None:
+    """List key slots: how much of each quota is used, when it resets, the next wake."""
     with _asking(connection) as client:
-        if name is not None:
-            _print_one(client.slot(name), as_json=as_json)
-            return
         found = client.slots().slots
     if as_json:
         print_json_lines(found)
@@ -317,27 +315,52 @@ def status(*, name: str | None, connection: Connection, as_json: bool) -> None:
         for line in notes_of(found):
             click.echo(line)
     else:
-        click.echo("no slots are configured; [[slots]] in the settings file makes one", err=True)
+        click.echo(f"headgate: There are no slots. {_ADD}", err=True)
 
 
-@slots.command(
+_ADD = "[[slots]] in the settings file adds one; then run headgate reload."
+
+
+@slot.command(
     epilog="""\b
 Examples:
-  headgate slots warm work
-  headgate slots warm work --json | jq -r .resetsAt
+  headgate slot show work
+  headgate slot show work --json | jq .limits
 """
 )
-@_name_argument
+@_slot_argument
+@connection_options
+@json_option
+def show(*, name: str, connection: Connection, as_json: bool) -> None:
+    """Show everything about a key slot."""
+    with _asking(connection) as client, _naming_slots(client, name):
+        answer = client.slot(name)
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo("\n".join(lines_of(answer)))
+
+
+@slot.command(
+    epilog="""\b
+Examples:
+  headgate slot warm work
+  headgate slot warm work --json | jq -r .resetsAt
+"""
+)
+@_slot_argument
 @connection_options
 @json_option
 def warm(*, name: str, connection: Connection, as_json: bool) -> None:
-    """Open the window of a slot now.
+    """Open the quota window of a key slot now.
 
-    Refused while it is open, and while the slot is disabled, paused, exhausted, being read or
-    being confirmed.
+    Refused while the window is open, and while the slot is paused, exhausted or being read.
     """
     # A wake that is sent twice may cost twice.
-    with _asking(connection, retries=0, timeout_seconds=WARM_SECONDS) as client:
+    with (
+        _asking(connection, retries=0, timeout_seconds=WARM_SECONDS) as client,
+        _naming_slots(client, name),
+    ):
         answer = client.warm_slot(name, timeout_seconds=WARM_SECONDS)
     if as_json:
         print_json(answer)
@@ -345,71 +368,77 @@ def warm(*, name: str, connection: Connection, as_json: bool) -> None:
         click.echo(printable(f"{answer.name}: {_warmed(answer)}"))
 
 
-@slots.command(
+@slot.command(
     epilog="""\b
 Examples:
-  headgate slots enable work
+  headgate slot pause work
 """
 )
-@_name_argument
+@_slot_argument
 @connection_options
 @json_option
-def enable(*, name: str, connection: Connection, as_json: bool) -> None:
-    """Poll and wake a slot again.
-
-    Whatever had disabled it, except the settings; its errors are forgotten.
-    """
-    with _asking(connection) as client:
-        answer = client.enable_slot(name)
-    _print_switched(answer, as_json=as_json)
-
-
-@slots.command(
-    epilog="""\b
-Examples:
-  headgate slots disable work
-"""
-)
-@_name_argument
-@connection_options
-@json_option
-def disable(*, name: str, connection: Connection, as_json: bool) -> None:
-    """Leave a slot alone; its tasks wait.
-
-    It is neither polled nor woken until it is enabled again.
-    """
-    with _asking(connection) as client:
+def pause(*, name: str, connection: Connection, as_json: bool) -> None:
+    """Pause a key slot: nothing is sent with its key, and its tasks wait."""
+    with _asking(connection) as client, _naming_slots(client, name):
         answer = client.disable_slot(name)
-    _print_switched(answer, as_json=as_json)
+    line = "is paused: nothing is sent with its key, and its tasks wait."
+    _print_switched(
+        answer, f"{line} headgate slot resume {answer.name} ends this.", as_json=as_json
+    )
 
 
-slots.add_command(log)
-slots.add_command(run)
-slots.add_command(fake_provider)
+@slot.command(
+    epilog="""\b
+Examples:
+  headgate slot resume work
+"""
+)
+@_slot_argument
+@connection_options
+@json_option
+def resume(*, name: str, connection: Connection, as_json: bool) -> None:
+    """Resume a key slot, whatever stopped it: a pause, its errors, an answer of its provider.
+
+    What the settings disable stays disabled. The provider's next answer may close it again.
+    """
+    from headgate.client.local_slots import SlotsAlone  # noqa: PLC0415
+
+    with _asking(connection) as client, _naming_slots(client, name):
+        answer = client.enable_slot(name)
+        if answer.enabled and answer.closures and not isinstance(client, SlotsAlone):
+            client.open("slot", name)
+            answer = client.slot(name)
+    standing = "is active." if answer.enabled else f"is still {answer.disabled_reason}."
+    _print_switched(answer, standing, as_json=as_json)
 
 
-def _print_one(slot: SlotBody, *, as_json: bool) -> None:
+slot.add_command(log)
+slot.add_command(run)
+
+
+@contextmanager
+def _naming_slots(client: SyncClient | SlotsAlone, name: str) -> Iterator[None]:
+    """Have the error about a slot that is not there say which ones are."""
+    try:
+        yield
+    except RequestRefusedError as error:
+        if error.code != "not_found":
+            raise
+        known = [one.name for one in client.slots().slots]
+        raise unknown_name("slot", name, known, _ADD) from None
+
+
+def _print_switched(slot: SlotBody, standing: str, *, as_json: bool) -> None:
     if as_json:
         print_json(slot)
-        return
-
-    click.echo("\n".join(lines_of(slot)))
-
-
-def _print_switched(slot: SlotBody, *, as_json: bool) -> None:
-    if as_json:
-        print_json(slot)
-        return
-    standing = "enabled" if slot.enabled else slot.disabled_reason or "disabled"
-    click.echo(printable(f"{slot.name} is {standing}"))
+    else:
+        click.echo(printable(f"Slot {slot.name} {standing}"))
 
 
 def _warmed(slot: SlotBody) -> str:
-    from headgate.cli.output import countdown  # noqa: PLC0415
-
     if slot.wake_pending or slot.resets_at is None:
-        return f"a wake was sent; headgate slots status {slot.name} says when it is confirmed"
-    return f"a wake was sent and confirmed; the window resets in {countdown(slot.resets_at)}"
+        return f"sent a wake; headgate slot show {slot.name} says when it is confirmed"
+    return f"sent a wake, and it is confirmed; the window resets in {countdown(slot.resets_at)}"
 
 
 # A slot as people read it: one line of a table, or everything that is known.
@@ -553,15 +582,16 @@ def _limit_reset(slot: SlotBody, resets_at: datetime) -> str:
 
 
 def _at(slot: SlotBody, moment: datetime | None) -> str:
-    """Return a time by the clock of the slot's own zone, and how far away it is."""
+    """Return a time in the slot's own zone, in which its wakes are set, and how far away it is."""
     if moment is None:
         return ""
     from headgate.core.slots.status import local_time  # noqa: PLC0415
     from headgate.storage.zones import zone  # noqa: PLC0415
 
-    try:
-        of_slot, name = zone(slot.zone), slot.zone
-    except InvalidSettingError:
-        of_slot, name = UTC, "UTC"
+    of_slot: tzinfo = UTC
+    name = "UTC"
+    if not shows_utc():
+        with suppress(InvalidSettingError):
+            of_slot, name = zone(slot.zone), slot.zone
     at = local_time(moment.timestamp(), of_slot, now=datetime.now(UTC).timestamp())
     return f"{at} {name} ({from_now(moment)})"

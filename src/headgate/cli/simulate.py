@@ -1,4 +1,4 @@
-"""`headgate demo`: a simulated fleet, to watch fair share at work without a key or a server."""
+"""`headgate simulate`: a simulated fleet that shows fair shares, without a key or a service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER = ("project", "target", "share", "running", "queued", "wait", "budget", "
 
 
 class ProjectReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the demonstration: where a project stands."""
+    """One line of the simulation: where a project stands."""
 
     project: str
     target_share: float
@@ -58,22 +58,29 @@ class ProjectReport(msgspec.Struct, frozen=True, kw_only=True):
 @click.command(
     epilog="""\b
 Examples:
-  headgate demo
-  headgate demo --seconds 20 --seed 7
-  headgate demo --json
+  headgate simulate
+  headgate simulate --seconds 20 --seed 7
+  headgate simulate --json
 """
 )
-@click.option("--seconds", default=6.0, show_default=True, type=click.FloatRange(0.1, 3600))
-@click.option("--seed", default=1, show_default=True, help="The same seed gives the same fleet.")
+@click.option(
+    "--seconds",
+    default=6.0,
+    show_default=True,
+    type=click.FloatRange(0.1, 3600),
+    help="How long the simulation runs.",
+)
+@click.option("--seed", default=1, show_default=True, help="The same seed gives the same result.")
 @click.option("--json", "as_json", is_flag=True, help="Write the final numbers as JSON.")
-def demo(*, seconds: float, seed: int, as_json: bool) -> None:
-    """Run a simulated fleet: three projects, six agents, one noisy.
+def simulate(*, seconds: float, seed: int, as_json: bool) -> None:
+    """Watch fair shares in a simulated fleet: no key, no service.
 
-    In a terminal the table is live; in a pipe the fleet runs at once and the end is printed.
+    Three projects share six agents, and one of them is noisy. A terminal shows the table live. In a
+    pipe the simulation runs at full speed and prints its last table.
     """
     if math.isnan(seconds):
         raise InvalidSettingError("--seconds", "must be a number")
-    fleet = demo_fleet(seed)
+    fleet = simulated_fleet(seed)
     rounds = max(1, round(seconds * ROUNDS_PER_SECOND))
     if is_terminal() and not as_json:
         _run_live(fleet, rounds)
@@ -86,8 +93,8 @@ def demo(*, seconds: float, seed: int, as_json: bool) -> None:
         print_table(_title(fleet), HEADER, [line.row() for line in report(fleet)])
 
 
-def demo_fleet(seed: int) -> SimulatedFleet:
-    """Return the fleet of the demonstration."""
+def simulated_fleet(seed: int) -> SimulatedFleet:
+    """Return the fleet of the simulation."""
     options = SchedulerState(
         projects=[],
         tasks=[],
