@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from headgate.budgets.local import LocalBudgetTracker
     from headgate.budgets.postgres import PostgresBudgetTracker as PostgresBudgetTracker
     from headgate.budgets.redis import RedisBudgetTracker as RedisBudgetTracker
-    from headgate.budgets.sqlite import SqliteBudgetTracker as SqliteBudgetTracker
+    from headgate.budgets.sqlite import SqliteBudgetTracker
     from headgate.budgets.tracker import BudgetTracker, ReservationToken
     from headgate.client.client import Client
     from headgate.client.local_slots import SlotReporter
+    from headgate.client.sdk_clients import anthropic as anthropic
+    from headgate.client.sdk_clients import async_anthropic as async_anthropic
+    from headgate.client.sdk_clients import async_openai as async_openai
+    from headgate.client.sdk_clients import openai as openai
     from headgate.client.sync_client import SyncClient
     from headgate.core.fair_share import BudgetManager
     from headgate.core.gates import GateClosure
@@ -28,7 +32,8 @@ if TYPE_CHECKING:
         SchedulerState,
     )
     from headgate.core.task import Task, TaskStatus
-    from headgate.errors import BudgetExceededError
+    from headgate.errors import BudgetExceededError, LimitReachedError
+    from headgate.inprocess import ray as ray
     from headgate.inprocess import sdk as sdk
     from headgate.inprocess.budget import Budget, Estimate
     from headgate.inprocess.calls import configure, current_scheduler, governed, wrap
@@ -49,6 +54,7 @@ __all__ = [
     "GateClosure",
     "Grant",
     "LanePolicy",
+    "LimitReachedError",
     "LoadScheduler",
     "LocalBudgetTracker",
     "Project",
@@ -60,6 +66,7 @@ __all__ = [
     "SharedResource",
     "SlidingRateLimitWindow",
     "SlotReporter",
+    "SqliteBudgetTracker",
     "SyncClient",
     "Task",
     "TaskStatus",
@@ -75,7 +82,8 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Loaded when first asked for, so that a command starts fast and a program loads what it uses. The
-# four that need a package of an extra are not in `__all__`: a star import must work without.
+# two that need a package of an extra are not in `__all__`: a star import must work without. Nor
+# are `openai` and `anthropic`, which would hide the packages of these names.
 _MODULES = {
     "Agent": "headgate.core.snapshot",
     "AgentState": "headgate.core.snapshot",
@@ -89,6 +97,7 @@ _MODULES = {
     "GateClosure": "headgate.core.gates",
     "Grant": "headgate.inprocess.permits",
     "LanePolicy": "headgate.core.snapshot",
+    "LimitReachedError": "headgate.errors",
     "LoadScheduler": "headgate.inprocess.scheduler",
     "LocalBudgetTracker": "headgate.budgets.local",
     "PostgresBudgetTracker": "headgate.budgets.postgres",
@@ -107,21 +116,21 @@ _MODULES = {
     "Task": "headgate.core.task",
     "TaskStatus": "headgate.core.task",
     "acquire_all": "headgate.inprocess.scheduler",
+    "anthropic": "headgate.client.sdk_clients",
+    "async_anthropic": "headgate.client.sdk_clients",
+    "async_openai": "headgate.client.sdk_clients",
     "configure": "headgate.inprocess.calls",
     "connect_budget": "headgate.budgets.connect",
     "current_grant": "headgate.inprocess.permits",
     "current_scheduler": "headgate.inprocess.calls",
     "governed": "headgate.inprocess.calls",
+    "openai": "headgate.client.sdk_clients",
     "wrap": "headgate.inprocess.calls",
 }
 
-_PACKAGES = {"sdk": "headgate.inprocess.sdk"}
+_PACKAGES = {"ray": "headgate.inprocess.ray", "sdk": "headgate.inprocess.sdk"}
 
-_EXTRAS = {
-    "PostgresBudgetTracker": "postgres",
-    "RedisBudgetTracker": "redis",
-    "SqliteBudgetTracker": "server",
-}
+_EXTRAS = {"PostgresBudgetTracker": "postgres", "RedisBudgetTracker": "redis"}
 
 
 def __getattr__(name: str) -> object:
@@ -136,7 +145,8 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if name not in _EXTRAS or error.name is None or error.name.startswith("headgate"):
             raise
-        message = f"{name} needs the package {error.name}; install headgate[{_EXTRAS[name]}]"
+        extra = _EXTRAS[name]
+        message = f"{name} needs the package {error.name}; run pip install 'headgate[{extra}]'"
         raise ImportError(message) from None
     globals()[name] = value
     return value

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 
+EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 # What an event loop says to whoever comes when it has ended.
 LOOP_HAS_ENDED = "Event loop is closed"
@@ -18,6 +19,12 @@ LOOP_HAS_ENDED = "Event loop is closed"
 
 def main() -> None:
     """Run the command; Ctrl-C while it is being loaded is no reason for a traceback."""
+    if sys.platform == "win32":
+        # Much of what follows cannot even be loaded there.
+        sys.stderr.write(
+            "headgate: Windows is not supported; run headgate in WSL (wsl --install)\n"
+        )
+        sys.exit(EXIT_BAD_INPUT)
     sys.unraisablehook = _leave_if_interrupted
     threading.excepthook = _tell_unless_the_loop_has_ended
     try:

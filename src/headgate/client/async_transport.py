@@ -40,7 +40,9 @@ class AsyncTransport:
     def __init__(
         self, address: Address, headers: dict[str, str], *, timeout_seconds: float
     ) -> None:
-        self._httpx2 = _loaded()
+        import httpx2  # noqa: PLC0415  slow to load
+
+        self._httpx2 = httpx2
         self._address = address
         self._headers = headers
         self._timeout_seconds = timeout_seconds
@@ -139,15 +141,6 @@ class AsyncTransport:
                     raise no_response(self._address.url, "the answer is too long")
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Response(response.status_code, headers, bytes(body))
-
-
-def _loaded() -> Any:  # noqa: ANN401 - a module
-    try:
-        import httpx2  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        message = "Client needs the package httpx2; install headgate[client], or use SyncClient"
-        raise ImportError(message, name=error.name) from None
-    return httpx2
 
 
 def _why(error: Exception) -> str:

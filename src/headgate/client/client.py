@@ -26,6 +26,8 @@ from headgate.api.schema.admin import (
     DeliveryListBody,
     JournalBody,
     LaneListBody,
+    ModelBody,
+    ModelListBody,
     Openable,
     PingedBody,
     ProjectBody,
@@ -45,6 +47,7 @@ from headgate.api.schema.tasks import (
     EstimatesBody,
     NewTokenBody,
     ReadyBody,
+    ReleasedBody,
     ReservationBody,
     SettledBody,
     StatsBody,
@@ -418,6 +421,14 @@ class Client:
             is_repeatable=True,
         )
 
+    async def list_models(self) -> ModelListBody:
+        """Return the models that the settings name: where they go, what they cost."""
+        return await self.request("GET", "/models", response_type=ModelListBody)
+
+    async def get_model(self, model: str) -> ModelBody:
+        """Return where calls for a model go, and what it costs."""
+        return await self.request("GET", resource_path("models", model), response_type=ModelBody)
+
     async def list_targets(self) -> TargetListBody:
         """Return all targets."""
         return await self.request("GET", "/targets", response_type=TargetListBody)
@@ -455,6 +466,12 @@ class Client:
             query={"scope": scope},
             body=change_body(reset, change),
             is_repeatable=True,
+        )
+
+    async def delete_budget(self, scope: str) -> BudgetListBody:
+        """Take the limits of a scope away; what was spent stays booked."""
+        return await self.request(
+            "DELETE", "/budgets", response_type=BudgetListBody, query={"scope": scope}
         )
 
     async def create_budget(
@@ -558,6 +575,28 @@ class Client:
         """Give back what was held."""
         body = {"id": reservation_id, "scope": scope}
         return await self._ledger("release", body, SettledBody)
+
+    async def release_any(self, reservation_id: str, *, reason: str = "") -> ReleasedBody:
+        """Give back what any reservation holds; its id is the one that the journal shows."""
+        return await self.request(
+            "POST",
+            resource_path("reservations", reservation_id, "release"),
+            response_type=ReleasedBody,
+            body={"reason": reason},
+            is_repeatable=True,
+        )
+
+    async def extend_any(
+        self, reservation_id: str, lease_seconds: float, *, reason: str = ""
+    ) -> ReservationBody:
+        """Keep any reservation for longer; its id is the one that the journal shows."""
+        return await self.request(
+            "POST",
+            resource_path("reservations", reservation_id, "extend"),
+            response_type=ReservationBody,
+            body={"leaseSeconds": lease_seconds, "reason": reason},
+            is_repeatable=True,
+        )
 
     # Tokens.
 

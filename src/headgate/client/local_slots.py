@@ -1,6 +1,6 @@
 """Slots for programs on this machine: the process that runs them alone, and what responses tell.
 
-`headgate slots run` answers over a socket in its data directory that only its owner can open. A
+`headgate slot run` answers over a socket in its data directory that only its owner can open. A
 line of JSON asks, and a line answers with the status and the body that the API would send. A
 `SlotReporter` tells it, or a service, what the responses to a program's own requests say of a
 quota.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -106,17 +107,16 @@ def short_address(directory: Path) -> Iterator[str]:
     """Give the address of the socket of a directory, however long the path of that is.
 
     The address of a socket has about a hundred characters. Where the path has more, its folder is
-    opened, and is reached by the number that it has then.
+    reached by a link in a temporary one.
     """
     whole = str(directory / SOCKET_NAME)
     if len(os.fsencode(whole)) <= MAX_ADDRESS_BYTES:
         yield whole
         return
-    folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{SOCKET_NAME}"
-    finally:
-        os.close(folder)
+    with tempfile.TemporaryDirectory(prefix="headgate-") as folder:
+        link = Path(folder) / "d"
+        link.symlink_to(directory.absolute(), target_is_directory=True)
+        yield str(link / SOCKET_NAME)
 
 
 def connected_socket(directory: Path, timeout_seconds: float) -> socket.socket:

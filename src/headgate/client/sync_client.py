@@ -25,6 +25,8 @@ from headgate.api.schema.admin import (
     DeliveryListBody,
     JournalBody,
     LaneListBody,
+    ModelBody,
+    ModelListBody,
     Openable,
     PingedBody,
     ProjectBody,
@@ -44,6 +46,7 @@ from headgate.api.schema.tasks import (
     EstimatesBody,
     NewTokenBody,
     ReadyBody,
+    ReleasedBody,
     ReservationBody,
     SettledBody,
     StatsBody,
@@ -413,6 +416,14 @@ class SyncClient:
             is_repeatable=True,
         )
 
+    def list_models(self) -> ModelListBody:
+        """Return the models that the settings name: where they go, what they cost."""
+        return self.request("GET", "/models", response_type=ModelListBody)
+
+    def get_model(self, model: str) -> ModelBody:
+        """Return where calls for a model go, and what it costs."""
+        return self.request("GET", resource_path("models", model), response_type=ModelBody)
+
     def list_targets(self) -> TargetListBody:
         """Return all targets."""
         return self.request("GET", "/targets", response_type=TargetListBody)
@@ -450,6 +461,12 @@ class SyncClient:
             query={"scope": scope},
             body=change_body(reset, change),
             is_repeatable=True,
+        )
+
+    def delete_budget(self, scope: str) -> BudgetListBody:
+        """Take the limits of a scope away; what was spent stays booked."""
+        return self.request(
+            "DELETE", "/budgets", response_type=BudgetListBody, query={"scope": scope}
         )
 
     def create_budget(
@@ -553,6 +570,28 @@ class SyncClient:
         """Give back what was held."""
         body = {"id": reservation_id, "scope": scope}
         return self._ledger("release", body, SettledBody)
+
+    def release_any(self, reservation_id: str, *, reason: str = "") -> ReleasedBody:
+        """Give back what any reservation holds; its id is the one that the journal shows."""
+        return self.request(
+            "POST",
+            resource_path("reservations", reservation_id, "release"),
+            response_type=ReleasedBody,
+            body={"reason": reason},
+            is_repeatable=True,
+        )
+
+    def extend_any(
+        self, reservation_id: str, lease_seconds: float, *, reason: str = ""
+    ) -> ReservationBody:
+        """Keep any reservation for longer; its id is the one that the journal shows."""
+        return self.request(
+            "POST",
+            resource_path("reservations", reservation_id, "extend"),
+            response_type=ReservationBody,
+            body={"leaseSeconds": lease_seconds, "reason": reason},
+            is_repeatable=True,
+        )
 
     # Tokens.
 

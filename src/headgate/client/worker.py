@@ -23,6 +23,7 @@ from headgate.api.schema.workers import (
     ClaimedBody,
     CompleteBody,
     FailBody,
+    GatewayBody,
     HeartbeatBody,
     RunningBody,
     SettledTaskBody,
@@ -51,7 +52,7 @@ from headgate.errors import (
     ServiceLimitError,
     ServiceUnavailableError,
 )
-from headgate.executors.executor import Executor, WorkOrder
+from headgate.executors.executor import Executor, GatewayAccess, WorkOrder
 
 Body = TypeVar("Body")
 
@@ -217,7 +218,10 @@ class Worker:
 
         A task that still ends under an earlier lease is handed out again by the next claim.
         """
-        orders = [order_of(task, self._agent_id) for task in claimed.tasks]
+        gateway = claimed.gateway or {}
+        orders = [
+            order_of(task, self._agent_id, gateway.get(task.task_id)) for task in claimed.tasks
+        ]
         new = [order for order in orders if order.task_id not in self._runs]
         for order in new:
             run = self._runs[order.task_id] = _Run(order, claimed.worker_id)
@@ -494,8 +498,13 @@ def is_stale(error: RequestRefusedError) -> bool:
 STOPPED = "the worker was stopped"
 
 
-def order_of(task: TaskSnapshot, agent_id: str) -> WorkOrder:
-    """Return a task as an executor wants it."""
+def order_of(task: TaskSnapshot, agent_id: str, gateway: GatewayBody | None = None) -> WorkOrder:
+    """Return a task as an executor wants it, with what it needs to call models as its own."""
+    access = None
+    if gateway is not None:
+        access = GatewayAccess(
+            base_url=gateway.base_url, token=gateway.token, protocols=gateway.protocols
+        )
     return WorkOrder(
         task_id=task.task_id,
         attempt=task.attempt,
@@ -514,6 +523,7 @@ def order_of(task: TaskSnapshot, agent_id: str) -> WorkOrder:
         traceparent=task.traceparent,
         slot=task.slot,
         attempt_seconds=task.timeout_seconds,
+        gateway=access,
     )
 
 

@@ -211,6 +211,44 @@ def completion_response(window: FakeWindow, dialect: Dialect, *, now: float) -> 
     return json_response({"choices": [choice], "usage": usage}, headers=headers)
 
 
+def stream_response(window: FakeWindow, dialect: Dialect, *, now: float) -> FakeResponse:
+    """Return the same response as a stream of events."""
+    events: list[dict[str, object]]
+    if dialect == "anthropic":
+        start = {"type": "message", "id": "msg_fake", "role": "assistant", "content": []}
+        usage = {"input_tokens": 8, "output_tokens": 1}
+        events = [
+            {"type": "message_start", "message": {**start, "model": "fake", "usage": usage}},
+            {"type": "content_block_start", "index": 0, "content_block": _text_block("")},
+            {"type": "content_block_delta", "index": 0, "delta": _text_block("Hi", "text_delta")},
+            {"type": "content_block_stop", "index": 0},
+            {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
+            {"type": "message_stop"},
+        ]
+        lines = [f"event: {one['type']}\ndata: {_json(one)}\n\n" for one in events]
+    else:
+        chunk = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "model": "fake"}
+        said = {"index": 0, "delta": {"role": "assistant", "content": "Hi"}}
+        last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
+        events = [
+            {**chunk, "choices": [said]},
+            {**chunk, "choices": [last]},
+            {**chunk, "choices": [], "usage": usage},
+        ]
+        lines = [*(f"data: {_json(one)}\n\n" for one in events), "data: [DONE]\n\n"]
+    headers = {**limit_headers(window, dialect, now=now), "content-type": "text/event-stream"}
+    return FakeResponse(body="".join(lines).encode(), headers=headers)
+
+
+def _text_block(text: str, kind: str = "text") -> dict[str, str]:
+    return {"type": kind, "text": text}
+
+
+def _json(document: object) -> str:
+    return msgspec.json.encode(document).decode()
+
+
 def used_up_response(
     window: FakeWindow,
     dialect: Dialect,
@@ -389,6 +427,15 @@ class FakeRequest(NamedTuple):
             "Bearer "
         )
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether its response is to come as a stream of events."""
+        try:
+            fields = msgspec.json.decode(self.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return False
+        return isinstance(fields, dict) and fields.get("stream") is True
+
 
 class WindowChange(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_unknown_fields=True
@@ -533,7 +580,7 @@ class FakeProvider:
         seconds = step.latency_ms / 1_000
         match step.kind:
             case "ok":
-                return self._good(window, on, dialect), seconds
+                return self._good(window, on, dialect, is_stream=request.is_stream), seconds
             case "drop":
                 return None, seconds
             case "timeout":
@@ -542,7 +589,9 @@ class FakeProvider:
                 now = self._clock()
                 return scripted_response(step, window, dialect, now=now), seconds
 
-    def _good(self, window: FakeWindow, on: FakeUse, dialect: Dialect) -> FakeResponse:
+    def _good(
+        self, window: FakeWindow, on: FakeUse, dialect: Dialect, *, is_stream: bool
+    ) -> FakeResponse:
         now = self._clock()
         if on == "quota":
             if dialect == "plain":
@@ -553,7 +602,8 @@ class FakeProvider:
         if window.is_used_up:
             return used_up_response(window, dialect, now=now)
         window.use()
-        return completion_response(window, dialect, now=now)
+        make = stream_response if is_stream else completion_response
+        return make(window, dialect, now=now)
 
     def _controlled(self, request: FakeRequest) -> FakeResponse:
         try:

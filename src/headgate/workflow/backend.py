@@ -75,26 +75,35 @@ class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one run of a step; times are Unix seconds, amounts what was booked so far.
-
-    `assumed_micro_usd` is the part that nobody confirmed: an attempt was interrupted, and may have
-    been charged. What `is_unpriced` is done, and nobody said what it cost. What `is_provisional` is
-    begun anew by a resume, like the parents that it did without.
-    """
+    """What is known of one run of a step; times are Unix seconds."""
 
     number: int
+    """Which run of a step it is, counted through the workflow."""
     generation: int
+    """How often a resume started it again."""
     task_id: str
+    """The id of the task."""
     state: TaskState
+    """The state of the task."""
     attempt: int = 0
+    """How often it was started."""
     started_at: float | None = None
+    """When the latest attempt started."""
     completed_at: float | None = None
+    """When it ended."""
     error: str | None = None
+    """Why it failed."""
     tokens: int = 0
+    """Tokens booked so far."""
     micro_usd: int = 0
+    """Cost booked so far."""
     assumed_micro_usd: int = 0
+    """The part of the cost that nobody confirmed: an attempt was interrupted and may have been
+    charged."""
     is_unpriced: bool = False
+    """It is done, and nobody said what it cost."""
     is_provisional: bool = False
+    """It ran although a parent failed or did not run, so a resume starts it again."""
 
 
 def with_last_try(why: str, task: StepTask) -> str:
@@ -117,16 +126,18 @@ def keep_newest(newest: dict[int, StepTask], task: StepTask) -> None:
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """One scope of a run, innermost last: what is spent (overrun included), held and allowed.
-
-    `as_of` is when the ledger said so, where it could not be asked since.
-    """
+    """One scope of a run, innermost last: what is spent (overrun included), held and allowed."""
 
     scope: str
+    """The scope of the budget."""
     spent_micro_usd: int
+    """What is spent, overrun included."""
     reserved_micro_usd: int
+    """What is reserved."""
     limit_micro_usd: int | None = None
+    """The limit, or null if there is none."""
     as_of: float | None = None
+    """When the ledger said so, if it could not be asked since."""
 
 
 TaskListener = Callable[[StepTask], None]

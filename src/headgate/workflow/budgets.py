@@ -11,7 +11,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, cast
-from urllib.parse import quote
 
 import msgspec
 
@@ -37,7 +36,7 @@ from headgate.workflow.workflow import Workflow
 
 SESSION = "session"
 SHARED_FILE = "budget.db"
-"""The ledger that runs of one data directory share; `headgate budget` asks the same file."""
+"""The ledger that runs of one data directory share; `headgate budget --ledger` names it."""
 
 
 ChangeCommand = Callable[[str, str], str]
@@ -66,7 +65,7 @@ class RunLedger(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """Where the ledger is, without a password; empty for the run's own store."""
-        return "" if self.url is None else _without_password(self.url)
+        return "" if self.url is None else without_password(self.url)
 
 
 def run_scopes(
@@ -323,7 +322,7 @@ def _tracker_of(option: str, url: str, tracker: Tracker | None) -> Tracker:
     return cast("Tracker", found)
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
     """Return a URL that tells this ledger from all others, with nothing secret in it."""
     if scheme_of(url) in SCHEMES["sqlite"]:
         return url
@@ -343,15 +342,11 @@ def _shown_parameter(parameter: str) -> str:
 
 # How the limit of a budget is changed where it is kept: a command to be pasted.
 #
-# Rule: nothing secret is in it. An address was kept without its password, and a token is a
-# variable.
+# Rule: nothing secret is in it. An address was kept without its password, and a token is where the
+# command looks for it.
 
 AMOUNT = "USD"
 """What stands where somebody has to say how much."""
-
-_PLACES = {"sqlite": "--sqlite-path", "redis": "--redis-url", "postgres": "--postgres-url"}
-_HEADER = '${HEADGATE_TOKEN:+-H"Authorization: Bearer $HEADGATE_TOKEN"}'
-"""The header for a token if there is one: a service that asks for none refuses an empty one."""
 
 _BY_ITSELF = ("room is freed at", "; more in ")
 """What refusals say of a budget that frees room when its window moves on."""
@@ -359,26 +354,17 @@ _BY_ITSELF = ("room is freed at", "; more in ")
 
 def change_in_ledger(tracker: Tracker | None, address: str) -> ChangeCommand | None:
     """Return what changes limits in a ledger outside a run; None for one within it."""
-    option = None if tracker is None else _PLACES.get(tracker)
-    if option is None:
+    if tracker is None or tracker == "local":
         return None
     location = str(sqlite_path(address)) if tracker == "sqlite" else address
-    where = f"{option} {shlex.quote(location)}"
+    where = f"--ledger {shlex.quote(location)}"
     return lambda scope, usd: f"headgate budget set {scope} --limit-usd {usd} {where}"
 
 
 def change_at_service(url: str) -> ChangeCommand:
-    """Return what changes limits in the ledger of a service; it needs a token of an administrator.
-
-    `headgate budget` would change a ledger of this machine, which the service never looks at.
-    """
-
-    def command(scope: str, usd: str) -> str:
-        resource = shlex.quote(f"{url.rstrip('/')}/budgets?scope={quote(scope, safe=':/')}")
-        body = shlex.quote(f'{{"limitUsd": "{usd}"}}')
-        return f"curl -fsS -X PATCH {resource} {_HEADER} -d {body}"
-
-    return command
+    """Return what changes limits in the ledger of a service; it needs a token of an operator."""
+    where = f"--url {shlex.quote(url.rstrip('/'))}"
+    return lambda scope, usd: f"headgate budget set {scope} --limit-usd {usd} {where}"
 
 
 def raise_command(record: RunRecord, report: RunReport, *, resume: str) -> str | None:

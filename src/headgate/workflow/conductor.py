@@ -153,7 +153,8 @@ class Conductor:
             self._filler,
             self._refusals,
             self._progress,
-            is_limited=limits_dollars(run.record.scopes),
+            # A service has prices of its own, and refuses what has none.
+            is_limited=limits_dollars(run.record.scopes) and run.record.server is None,
         )
         self._reporter = Reporter(run, self._progress, self._tally)
         concurrency = run.record.concurrency or workflow.concurrency

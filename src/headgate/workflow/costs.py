@@ -142,6 +142,7 @@ def _tokens(call: ModelCall, work: ModelWork) -> int:
 # never a condition. Without it, or where it cannot be used, a run learns anew.
 
 ESTIMATES_FILE = "estimates.json"
+_LOCK_FILE = "estimates.lock"
 MAX_KEPT_KINDS = 10 * MAX_KINDS
 """How many kinds of work are kept for all workflows together; the one fed longest ago goes."""
 _MOST_BYTES = 64 * 1024 * 1024
@@ -170,7 +171,7 @@ def write_kinds(data: Path, kinds: Sequence[KnownKind]) -> None:
     path = data / ESTIMATES_FILE
     known: dict[Kind, KnownKind] = {}
     try:
-        with _locked(data):
+        with _locked(data / _LOCK_FILE):
             # What cannot be read was told of when the run began, and is replaced.
             with suppress(*_UNREADABLE):
                 known = {one.kind: one for one in _read_kinds(path)}
@@ -211,9 +212,12 @@ def _newest(kinds: Sequence[KnownKind]) -> list[KnownKind]:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time change the file; the lock ends with the process."""
-    opened = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+def _locked(file: Path) -> Iterator[None]:
+    """Let one process at a time change the estimates; the lock ends with the process.
+
+    It has a file of its own: a service holds the directory for as long as it runs.
+    """
+    opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield

@@ -69,66 +69,92 @@ class DryHold(msgspec.Struct, frozen=True, kw_only=True):
     """What the first of some runs would hold in one unit, how that comes about, and in words."""
 
     unit: Unit
+    """`micro_usd` or `tokens`."""
     basis: Basis
+    """How the amount was found: `given`, `free`, `learned`, `configured`, `probe` or `silent`."""
     amount: int
+    """What would be reserved."""
     samples: int
+    """How many known costs it was learned from."""
     text: str
+    """The same in a sentence."""
 
 
 class DryPart(msgspec.Struct, kw_only=True):
-    """Runs of one step that come one after another in the order, and what becomes of them.
-
-    `first` and `last` are the numbers of their items, None for a step without; the least and the
-    most are what one of them costs. `is_least` says that the estimate depends on what is not known
-    yet, `is_unknown` that nobody knows what one costs where dollars are limited, `may_skip` that
-    its condition depends on what is not known yet.
-    """
+    """Runs of one step that come one after another in the order, and what becomes of them."""
 
     step: str
+    """The step."""
     first: int | None
+    """The number of the first item, or null for a step that runs once."""
     last: int | None
+    """The number of the last item."""
     runs: int
+    """How many runs these are."""
     fate: Fate
+    """What would become of them: `runs`, `fails`, `skipped` or `not run`."""
     why: str = ""
+    """Why they would not run."""
     micro_usd: int = 0
+    """What they cost together."""
     tokens: int = 0
+    """Their tokens together."""
     least_micro_usd: int = 0
+    """What the cheapest of them costs."""
     most_micro_usd: int = 0
+    """What the dearest of them costs."""
     cumulated_micro_usd: int = 0
+    """What everything up to here costs."""
     is_least: bool = False
+    """The estimate is a lower bound: it depends on what earlier steps put out."""
     is_unknown: bool = False
+    """Nobody knows what one of them costs, and dollars are limited."""
     may_skip: bool = False
+    """Its condition depends on what earlier steps put out."""
     holds: tuple[DryHold, ...] = ()
+    """What the first of them would reserve, an entry for each limited unit."""
 
 
 class DryStop(msgspec.Struct, frozen=True, kw_only=True):
     """The first run of a step that a budget would not hold, and the last that began before it."""
 
     refused: Refused
+    """The scope without room, and its amounts."""
     at: str
+    """The first run of a step that a budget would refuse."""
     after: str | None
+    """The last one that starts before it."""
 
 
 class DryRun(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it; `accounts` are the budgets as they stand now, the outermost first.
-
-    `micro_usd` is what would be spent, `needed_micro_usd` what it would be without limits; the cost
-    of so many `unknown` runs is in neither.
-    """
+    """What a run would do and cost."""
 
     workflow: str
+    """The name of the workflow."""
     total: int
+    """How many runs of steps there are."""
     concurrency: int
+    """How many run at once."""
     parts: tuple[DryPart, ...]
+    """The order: runs of one step that come one after another."""
     parts_left_out: int
+    """How many parts there are beyond ten thousand."""
     counts: dict[Fate, int]
+    """How many runs of steps have which fate."""
     micro_usd: int
+    """What would be spent."""
     needed_micro_usd: int
+    """What it would cost without limits."""
     tokens: int
+    """Tokens that would be used."""
     is_least: bool
+    """The cost is a lower bound."""
     unknown: int
+    """How many runs have an unknown cost, which no sum contains."""
     accounts: tuple[Account, ...]
+    """Each budget as it is now, outermost first."""
     stop: DryStop | None = None
+    """Where a budget would stop the run, or null."""
 
 
 def rehearse(

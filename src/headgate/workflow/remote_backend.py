@@ -243,6 +243,7 @@ class RemoteBackend:
             scope=self._scopes[-1].scope,
             agent_id=_agent_of(around) or self._workflow.name,
             project_id=self._project_id,
+            kinds={name: one.kind for name, one in self._workflow.endpoints.items()},
         )
         file = "the file" if before is None else None
         sources = [option or file for option in self._said_by]

@@ -14,7 +14,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -38,7 +38,9 @@ from headgate.errors import (
     ServiceUnavailableError,
     WorkflowError,
 )
+from headgate.executors.targets import GATEWAY_NAME
 from headgate.workflow.backend import STATES, StepOrder, StepTask, TaskListener, TaskState
+from headgate.workflow.config import BUILT_IN, PATHS, Kind
 from headgate.workflow.remote_journal import (
     Ended,
     Journal,
@@ -48,10 +50,11 @@ from headgate.workflow.remote_journal import (
     Unfinished,
     queued_task,
 )
-from headgate.workflow.step_requests import TargetRequest
+from headgate.workflow.step_requests import ModelRequest, Request, TargetRequest
 from headgate.workflow.workflow import (
     CallWork,
     CommandWork,
+    Endpoint,
     HttpWork,
     ModelWork,
     StepItems,
@@ -75,8 +78,10 @@ _KEYS: dict[type[Any], str] = {
     CommandWork: "command",
     HttpWork: "http",
     CallWork: "call",
-    ModelWork: "model",
 }
+_ACTIONS = {kind: path.removeprefix("/v1").lstrip("/") for kind, path in PATHS.items()}
+"""What the gateway is asked for an endpoint of a kind."""
+
 _ONLY_NAMED = "a service runs only what its configuration names"
 _TARGET = "name a target there (of kind http, command, callable or pull) and say `target: NAME`"
 _SHOWN_TARGETS = 20
@@ -84,13 +89,17 @@ _WINDOWED = ("global_budget", "project_budget")
 
 
 class SharedFields(NamedTuple):
-    """What all tasks of a run have in common; without an agent of its own a step has this one."""
+    """What all tasks of a run have in common; without an agent of its own a step has this one.
+
+    `kinds` are those of the endpoints of models, by their names.
+    """
 
     run_id: str
     workflow: str
     scope: str
     agent_id: str
     project_id: str | None = None
+    kinds: Mapping[str, Kind] = {}
 
 
 class Parcel(NamedTuple):
@@ -104,13 +113,35 @@ class Parcel(NamedTuple):
 def check_for_service(workflow: Workflow, file: str) -> None:
     """Refuse a workflow with a step that only runs on the machine of whoever starts it."""
     for index, step in enumerate(workflow.steps):
-        if not isinstance(step.work, TargetWork):
+        match step.work:
+            case TargetWork():
+                continue
+            case ModelWork(endpoint=name):
+                problem = _endpoint_problem(workflow.endpoints[name])
+                key = "endpoint"
+            case work:
+                problem = f"{_ONLY_NAMED}; {_TARGET}"
+                key = _KEYS[type(work)]
+        if problem:
             raise WorkflowError(
                 file,
-                f"step '{step.id}': {_ONLY_NAMED}; {_TARGET}, or run it without --server",
+                f"step '{step.id}': {problem}, or run it without --server",
                 line=step.line,
-                key=f"steps[{index}].{_KEYS[type(step.work)]}",
+                key=f"steps[{index}].{key}",
             )
+
+
+def _endpoint_problem(endpoint: Endpoint) -> str:
+    """Say why a service cannot ask an endpoint; its own key there is not needed."""
+    built_in = BUILT_IN[endpoint.kind]
+    if endpoint.url == built_in.url and not endpoint.headers:
+        return ""
+    part = "headers" if endpoint.url == built_in.url else "a url"
+    known = " or ".join(BUILT_IN)
+    return (
+        f"endpoint '{endpoint.name}' has {part} of its own, and a service asks only the upstreams"
+        f" of its configuration; say `endpoint: {known}`"
+    )
 
 
 def check_targets(workflow: Workflow, known: Sequence[str]) -> None:
@@ -120,6 +151,9 @@ def check_targets(workflow: Workflow, known: Sequence[str]) -> None:
         if name is not None and name not in known:
             there = ", ".join(sorted(known)[:_SHOWN_TARGETS]) or "none"
             line = f"step '{step.id}': unknown target '{name}'; {_ONLY_NAMED}: {there}"
+            raise RequestRefusedError(line, code="unknown_target")
+        if isinstance(step.work, ModelWork) and GATEWAY_NAME not in known:
+            line = f"step '{step.id}': this service is too old to call models; update it"
             raise RequestRefusedError(line, code="unknown_target")
 
 
@@ -132,10 +166,9 @@ def needed_steps(workflow: Workflow) -> frozenset[str]:
 
 def parcel_of(order: StepOrder, sender: SharedFields, *, is_needed: bool, now: datetime) -> Parcel:
     """Return what is sent for one run of a step."""
-    step, request = order.step, order.request
-    assert isinstance(request, TargetRequest), request  # noqa: S101 - others were refused before
+    step = order.step
     fields: TaskFields = {
-        **_work(request),
+        **_work(order.request, sender.kinds),
         "agent_id": step.agent or sender.agent_id,
         "project_id": sender.project_id,
         "priority": step.priority or None,
@@ -267,7 +300,11 @@ def waits_for_window(why: WhyBody) -> bool:
     return False
 
 
-def _work(request: TargetRequest) -> TaskFields:
+def _work(request: Request, kinds: Mapping[str, Kind]) -> TaskFields:
+    if isinstance(request, ModelRequest):
+        action = _ACTIONS[kinds[request.endpoint]]
+        return {"target": GATEWAY_NAME, "action": action, "input": request.body}
+    assert isinstance(request, TargetRequest), request  # noqa: S101 - others were refused before
     return {
         "target": request.target,
         "action": request.action,

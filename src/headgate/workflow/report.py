@@ -45,17 +45,20 @@ class StepState(Enum):
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a step; `name` is its id, with `[index]` where it runs for each item.
-
-    `why` says why it waits, was skipped or was not run.
-    """
+    """One run of a step."""
 
     name: str
+    """The id of the step, with `[index]` where it runs for each item."""
     step: str
+    """The step."""
     index: int | None
+    """The number of the item, or null for a step that runs once."""
     state: StepState
+    """What became of it, as in the table at the end of a run."""
     task: StepTask | None = None
+    """What is known of its task, or null if none was submitted."""
     why: str = ""
+    """Why it waits, was skipped or was not run."""
 
 
 Ended = Callable[[StepRow], None]
@@ -68,16 +71,24 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     """All runs of one step together."""
 
     step: str
+    """The step."""
     total: int
+    """How many runs the step has: one, or one for each item."""
     counts: dict[str, int]
+    """How many runs are in each state."""
     seconds: float | None = None
     """From the first start to the last end, as far as it has come."""
     attempts: int = 0
+    """Attempts of all its runs together."""
     tokens: int = 0
+    """Tokens of all its runs together."""
     micro_usd: int = 0
+    """Cost of all its runs together."""
     assumed_micro_usd: int = 0
+    """The part of the cost that nobody confirmed: an attempt was interrupted and may have been
+    charged."""
     unpriced: int = 0
-    """How many of them are done though nobody said what they cost."""
+    """How many runs are done though nobody said what they cost."""
     error: str | None = None
     """The first error, if any run failed."""
 
@@ -86,23 +97,34 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run, by steps; `rows` has the runs that are worth a line (running, failed)."""
 
     run_id: str
+    """The id of the run."""
     workflow: str
+    """The name of its workflow."""
     state: RunState
+    """`done`, `failed`, `exhausted`, `interrupted`, `unbooked` or `running`."""
     began_at: float
+    """When it started."""
     ended_at: float | None = None
+    """When it ended."""
     seconds: float = 0.0
-    """How long processes have carried it; the time between two of them does not count."""
+    """How long processes have worked on it. The time between an end and its resume does not count.
+    """
     steps: tuple[StepSummary, ...] = ()
+    """A summary for each step."""
     rows: tuple[StepRow, ...] = ()
+    """The runs of steps that are worth a line, failed ones above all. `--all` lists every one."""
     money: tuple[Money, ...] = ()
+    """Each budget of the run, outermost first."""
     exhausted_by: str | None = None
-    """The words of the budget that would not hold the next step."""
+    """The message of the budget that had no room for the next step."""
     total: int = 0
+    """How many runs of steps there are."""
     ended: int = 0
+    """How many of them have ended."""
     unbooked_micro_usd: int = 0
-    """What the ledger had not recorded when the run ended; a resume records it."""
+    """What the ledger had not recorded when the run ended. A resume records it."""
     trouble: str = ""
-    """What keeps the whole run from going on now, or kept its money from being booked."""
+    """What keeps the whole run from continuing now, or kept its cost from being booked."""
 
 
 # What the tasks of a run came to: money, tokens, attempts and errors, by step.

@@ -190,17 +190,29 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     id: str
+    """The id of the run."""
     workflow: str
+    """The name of its workflow."""
     state: RunState
+    """The state, as in a report."""
     created_at: float
+    """When it started."""
     ended_at: float | None = None
+    """When it last ended."""
     seconds: float | None = None
+    """How long processes have worked on it."""
     total: int = 0
+    """How many runs of steps there are."""
     ended: int | None = None
+    """How many of them have ended, or null if nobody has counted them yet."""
     server: str | None = None
+    """The service that runs the steps, or null."""
     exhausted_by: str | None = None
+    """The message of the budget that ended it."""
     spent_micro_usd: int | None = None
+    """What it has cost, or null if nobody has counted it yet."""
     problem: str = ""
+    """What is wrong with its folder."""
 
 
 class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -451,7 +463,9 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What one run of a step gave; `index` is the number of its item, None for a step without."""
 
     index: int | None
+    """The number of the item, or null for a step that runs once."""
     output: Any
+    """What the run of the step put out."""
 
 
 def step_outputs(data: Path, name: str, step_id: str) -> Iterator[StepOutput]:

@@ -6,14 +6,6 @@ response says was used. It changes nothing that is sent or answered unless it is
 
 from __future__ import annotations
 
-try:
-    import httpx2 as _httpx2  # noqa: F401  asked for first, to say which extra brings it
-except ModuleNotFoundError as error:
-    if error.name != "httpx2":
-        raise
-    message = "headgate.sdk needs the package httpx2; install headgate[sdk]"
-    raise ImportError(message) from None
-
 from headgate.inprocess.sdk.clients import (
     GovernedAsyncTransport,
     GovernedTransport,

@@ -48,6 +48,7 @@ class GovernorFields(TypedDict, total=False):
     agent_id: Name
     tracker: BudgetTracker | str | None
     scope: Name | None
+    budget_usd: Amount | None
     also: Iterable[str]
     prices: PriceList | None
     reserve: Literal["strict", "expected"]
@@ -208,7 +209,10 @@ class GovernedAsyncStream(httpx2.AsyncByteStream):
             while has_more:
                 await asyncio.sleep(0)
                 has_more = self._call.read(b"")
-            yield chunk
+            if shown := self._call.shown(chunk):
+                yield shown
+        if rest := self._call.shown_rest():
+            yield rest
 
     async def aclose(self) -> None:
         """Close the body, then free the permit and book the cost."""
@@ -334,7 +338,10 @@ class GovernedStream(httpx2.SyncByteStream):
             has_more = self._call.read(chunk)
             while has_more:
                 has_more = self._call.read(b"")
-            yield chunk
+            if shown := self._call.shown(chunk):
+                yield shown
+        if rest := self._call.shown_rest():
+            yield rest
 
     def close(self) -> None:
         """Close the body, then free the permit and book the cost."""

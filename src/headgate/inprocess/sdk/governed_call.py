@@ -50,10 +50,15 @@ from headgate.errors import (
 from headgate.executors.http import refused
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import Acquisition
-from headgate.providers.content_coding import READABLE_CODINGS, ContentCodingError, check_one_coding
+from headgate.providers.content_coding import (
+    READABLE_CODINGS,
+    ContentCodingError,
+    check_one_coding,
+    codings_of,
+)
 from headgate.providers.http_client import NOT_SENDABLE, NOT_SENT
 from headgate.providers.requests import ModelCall, with_model, with_stream_usage
-from headgate.providers.usage import ResponseReader
+from headgate.providers.usage import ResponseReader, UsageHider
 
 if TYPE_CHECKING:
     from headgate.inprocess.sdk.governor import Governor, SharedTracker
@@ -90,6 +95,7 @@ class GovernedCall:
         self._holding: AbstractAsyncContextManager[ActiveReservation] | None = None
         self._held: ActiveReservation | None = None
         self._reader: ResponseReader | None = None
+        self._hider: UsageHider | None = None
         self._refusal: Outcome | None = None
         self._is_sent = False
         self._is_over = False
@@ -128,10 +134,15 @@ class GovernedCall:
         if self._model != self._asked.model:
             body = with_model(body, self._model)
         if self._governor.ask_stream_usage:
-            body = with_stream_usage(request.url.path, body)
+            asking = with_stream_usage(request.url.path, body)
+            self._hider = UsageHider() if asking is not body else None
+            body = asking
         if body is not given:
             request = _with_body(request, body)
         _keep_to_readable_codings(request)
+        if self._hider is not None:
+            # Nothing can be taken out of a stream that is compressed.
+            request.headers["accept-encoding"] = "identity"
         return request
 
     def failed(self, error: BaseException) -> None:
@@ -150,6 +161,8 @@ class GovernedCall:
         except ContentCodingError as error:
             problem = f"the answer cannot be read: {error}"
             raise httpx2.DecodingError(problem, request=self._request) from None
+        if not response.is_success or codings_of(response.headers):
+            self._hider = None
         if response.is_success:
             self._reader = ResponseReader(response.headers)
         elif response.status_code in _SAME_CALL_ELSEWHERE and response.has_redirect_location:
@@ -165,6 +178,17 @@ class GovernedCall:
             return False
         self._reader.feed(chunk)
         return self._reader.has_more
+
+    def shown(self, chunk: bytes) -> bytes:
+        """Return what the program sees of the next bytes: all but a usage that it did not ask for.
+
+        That may be nothing yet, or some of what came before.
+        """
+        return chunk if self._hider is None else self._hider.feed(chunk)
+
+    def shown_rest(self) -> bytes:
+        """Return what the program has not seen when all of the response has come."""
+        return b"" if self._hider is None else self._hider.finish()
 
     async def finish(self) -> None:
         """Free the permit and book what the call cost, once."""

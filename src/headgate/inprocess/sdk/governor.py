@@ -10,10 +10,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import httpx2
-from msgspec.structs import replace
 
 from headgate.budgets.connect import connect_budget
 from headgate.budgets.tracker import (
@@ -23,16 +22,16 @@ from headgate.budgets.tracker import (
     LedgerTracker,
     OnExhausted,
 )
-from headgate.core import estimates
 from headgate.core.budgets.scopes import Scope
-from headgate.core.estimates import FEW_SAMPLES, Basis, Hold, Kind, Reserve
-from headgate.core.money import to_micro_usd, to_tokens
+from headgate.core.estimates import Hold, Reserve
+from headgate.core.money import to_limit_micro_usd, to_micro_usd, to_tokens
 from headgate.errors import CallerError, HeadgateError, InvalidFieldError, InvalidSettingError
 from headgate.inprocess.budget import Estimate
 from headgate.inprocess.scheduler import LoadScheduler
 from headgate.inprocess.sdk.governed_call import GovernedCall, Pauses, let_pass
 from headgate.providers import requests
-from headgate.providers.prices import CHARACTERS_PER_TOKEN, Cost, PriceList, UnknownPriceError
+from headgate.providers.call_estimates import CallEstimates
+from headgate.providers.prices import PriceList, UnknownPriceError
 from headgate.providers.requests import ModelCall, kind_of, read_call
 from headgate.providers.usage import CountedTokens
 
@@ -66,6 +65,7 @@ class Governor:
     A `scheduler` gives permits, and money if it has a budget; a `tracker` with a `scope` gives
     money. `scope` and `also` of a scheduler with a budget are charged beside its own scopes. A
     tracker may be a URL: its ledger is opened at the first call, and closed with the client.
+    `budget_usd` is the limit of the scope, which the first call sets where there is none.
 
     What a call holds is what its request can cost: the input as it is counted, and the output by
     `reserve`. In `strict` that is as much as the request allows, in `expected` what 95% of the
@@ -89,6 +89,7 @@ class Governor:
         agent_id: Name = "default",
         tracker: BudgetTracker | str | None = None,
         scope: Name | None = None,
+        budget_usd: Amount | None = None,
         also: Iterable[str] = (),
         prices: PriceList | None = None,
         reserve: Literal["strict", "expected"] = "strict",
@@ -105,6 +106,7 @@ class Governor:
         on_response: OnResponse | None = None,
     ) -> None:
         _check(scheduler, tracker, scope)
+        limit = _limit(tracker, scope, budget_usd)
         self.scheduler = scheduler
         self.prices = PriceList() if prices is None else prices
         self.on_exhausted: OnExhausted = on_exhausted
@@ -117,16 +119,19 @@ class Governor:
         self._agent_id = agent_id
         self._scope = scope
         self._also = tuple(also)
-        self._max_tokens = None if max_tokens is None else to_tokens(max_tokens, field="max_tokens")
         self._reserve = _reserve(reserve)
         self._estimate_micro_usd = (
             None if estimate_usd is None else to_micro_usd(estimate_usd, field="estimate_usd")
         )
-        self._lengths = estimates.Estimates()
+        self._holds = CallEstimates(
+            max_tokens=None if max_tokens is None else to_tokens(max_tokens, field="max_tokens"),
+            default_micro_usd=self._estimate_micro_usd,
+            is_measured=False,
+        )
         self._told: set[str] = set()
         self._cheaper = dict(cheaper or {})
         self._allow_other = allow_other
-        self.tracker = None if tracker is None else SharedTracker(tracker)
+        self.tracker = None if tracker is None else SharedTracker(tracker, limit)
 
     def is_governed(self, request: httpx2.Request) -> bool:
         """Say whether a request is a call to a model; refuse one that may cost anything else."""
@@ -142,7 +147,7 @@ class Governor:
         """Return the call that a request makes; nothing is asked for yet."""
         try:
             asked = read_call(request.url.path, body)
-            agent_id, scopes = _given("agent_id", self._agent_id), self._scopes()
+            agent_id, scopes = given_name("agent_id", self._agent_id), self._scopes()
             whose = scopes[0] if scopes else agent_id
             return GovernedCall(
                 self,
@@ -197,11 +202,8 @@ class Governor:
 
     def learn(self, model: str, asked: ModelCall, counts: CountedTokens | None) -> None:
         """Learn how long the responses of a model are."""
-        if counts is None:
-            return
-        length = -(-counts.output_tokens // max(asked.answers, 1))
-        sample = estimates.Sample(tokens=max(length, 0), is_done=True)
-        self._lengths.feed(Kind(_PROJECT, model), sample)
+        if counts is not None:
+            self._holds.learn(asked, model=model, project_id=_PROJECT, usage=counts)
 
     async def close(self) -> None:
         """Close a ledger that was opened here, once the calls that use it are over."""
@@ -209,7 +211,7 @@ class Governor:
             await self.tracker.close()
 
     def _scopes(self) -> tuple[str, ...]:
-        own = () if self._scope is None else (_given("scope", self._scope),)
+        own = () if self._scope is None else (given_name("scope", self._scope),)
         return (*own, *self._also)
 
     def _estimate(self, asked: ModelCall, whose: str) -> Estimate:
@@ -227,48 +229,14 @@ class Governor:
 
     def _hold(self, asked: ModelCall, model: str, whose: str) -> Hold:
         """Return what a call is to hold now; what was learned meanwhile counts."""
-        kind = Kind(whose, model).text
-        length = self._length(asked, model)
-        if length.basis is Basis.PROBE:
-            return Hold(micro_usd=self._unpriced() or length, tokens=length, kind=kind)
-        cost = self._cost(asked, model, length.amount)
-        dearest = self._cost(asked, model, length.most)
-        usd = self._unpriced()
-        if cost is not None and dearest is not None:
-            usd = replace(length, amount=cost.micro_usd, most=dearest.micro_usd)
-        input_tokens = -(-asked.prompt_chars // CHARACTERS_PER_TOKEN)
-        tokens = replace(
-            length, amount=input_tokens + length.amount, most=input_tokens + length.most
+        return self._holds.hold(
+            asked,
+            model=model,
+            project_id=_PROJECT,
+            prices=self.prices,
+            reserve=self._reserve,
+            whose=whose,
         )
-        return Hold(micro_usd=usd or estimates.NOTHING, tokens=tokens, kind=kind)
-
-    def _length(self, asked: ModelCall, model: str) -> estimates.Estimate:
-        """Return how many tokens all responses to a request are taken to have."""
-        most = None if asked.max_tokens is None else asked.answers * asked.max_tokens
-        if most is not None and (self._reserve is Reserve.STRICT or not most):
-            return estimates.given(most)
-        learned = self._lengths.hold(
-            Kind(_PROJECT, model), micro_usd=estimates.NOTHING, tokens=None, reserve=self._reserve
-        ).tokens
-        # A length that the request bounds needs no guess from few responses.
-        if learned.basis is Basis.LEARNED and (most is None or learned.samples >= FEW_SAMPLES):
-            amount, longest = asked.answers * learned.amount, asked.answers * learned.most
-            if most is None or amount < most:
-                return replace(learned, amount=amount, most=longest)
-        if most is None and self._max_tokens is not None:
-            most = asked.answers * self._max_tokens
-        return estimates.PROBE if most is None else estimates.given(most)
-
-    def _cost(self, asked: ModelCall, model: str, output_tokens: int) -> Cost | None:
-        try:
-            return self.prices.estimate(
-                model, prompt_chars=asked.prompt_chars, max_tokens=output_tokens
-            )
-        except UnknownPriceError:
-            return None
-
-    def _unpriced(self) -> estimates.Estimate | None:
-        return estimates.configured(self._estimate_micro_usd)
 
     def _price_problem(self, model: str) -> UnknownPriceError | None:
         try:
@@ -291,7 +259,8 @@ def _reserve(name: str) -> Reserve:
         raise InvalidSettingError("reserve", f"must be strict or expected, not {name!r}") from None
 
 
-def _given(field: str, name: Name) -> str:
+def given_name(field: str, name: Name) -> str:
+    """Return a name, or what its function gives for this call."""
     if isinstance(name, str):
         return name
     try:
@@ -321,6 +290,28 @@ def _check(
         raise InvalidSettingError("scope", "is what the tracker charges; name one, as session:s1")
 
 
+class ScopeLimit(NamedTuple):
+    """The most that a scope may spend."""
+
+    scope: str
+    usd: Amount
+
+
+def _limit(
+    tracker: BudgetTracker | str | None, scope: Name | None, budget_usd: Amount | None
+) -> ScopeLimit | None:
+    if budget_usd is None:
+        return None
+    to_limit_micro_usd(budget_usd, field="budget_usd")
+    if not isinstance(tracker, (str, LedgerTracker)):
+        problem = "needs a tracker of Headgate, or its URL, as memory:"
+        raise InvalidSettingError("budget_usd", problem)
+    if not isinstance(scope, str):
+        problem = "is the limit of one scope; name it, or set limits with the tracker"
+        raise InvalidSettingError("budget_usd", problem)
+    return ScopeLimit(scope, budget_usd)
+
+
 def _warn(error: HeadgateError) -> None:
     _log.warning("a call was answered, and what it cost was not booked: %s", error)
 
@@ -334,8 +325,9 @@ def _warn(error: HeadgateError) -> None:
 class SharedTracker:
     """One tracker, used by calls on one event loop at a time."""
 
-    def __init__(self, tracker: BudgetTracker | str) -> None:
+    def __init__(self, tracker: BudgetTracker | str, limit: ScopeLimit | None = None) -> None:
         self._own: LedgerTracker | None = None
+        self._limit = limit
         if isinstance(tracker, str):
             tracker = self._own = connect_budget(tracker)
         self._tracker: BudgetTracker = tracker
@@ -351,7 +343,7 @@ class SharedTracker:
         self._users += 1
         self._is_closing = False
         try:
-            if not self.is_open:
+            if not self.is_open or self._limit is not None:
                 async with self._turn:
                     await self._open()
         except BaseException:
@@ -380,6 +372,10 @@ class SharedTracker:
         if self._own is not None and not self.is_open:
             await self._own.__aenter__()
             self.is_open = True
+        limit, tracker = self._limit, self._tracker
+        if limit is not None and isinstance(tracker, LedgerTracker):
+            await tracker.create_budget(limit.scope, limit.usd, source="budget_usd")
+            self._limit = None
 
     async def _close_unused(self) -> None:
         if self._own is None or not self._is_unused:

@@ -1,0 +1,392 @@
+"""SDK clients in one line: `headgate.openai(budget_usd=5, concurrency=8)`.
+
+Each function returns the SDK's own client, so its methods, types and streams are the SDK's. Without
+`server` the calls go to the provider, and this process keeps the budget. With `server` they go
+through the gateway of that service, with its keys, and the service keeps the budget.
+
+Rule: a call that a limit refuses is not sent, and its error is a `LimitReachedError` that no SDK
+hides or tries again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import httpx2
+import msgspec
+
+from headgate.budgets.tracker import Amount
+from headgate.client.client import Client
+from headgate.client.requests import address_of, token_of
+from headgate.client.sync_client import SyncClient
+from headgate.core.money import plain_usd, to_limit_micro_usd
+from headgate.errors import (
+    HeadgateError,
+    InvalidFieldError,
+    InvalidSettingError,
+    NotAllowedError,
+    ServiceLimitError,
+)
+from headgate.inprocess.permits import SharedResource, whole_number
+from headgate.inprocess.scheduler import LoadScheduler
+from headgate.inprocess.sdk.clients import (
+    LIMITS,
+    TIMEOUT,
+    GovernorFields,
+    async_client,
+    sync_client,
+)
+from headgate.inprocess.sdk.governed_call import let_pass
+from headgate.inprocess.sdk.governor import Name, given_name
+
+if TYPE_CHECKING:
+    from anthropic import Anthropic, AsyncAnthropic
+    from openai import AsyncOpenAI, OpenAI
+
+SCOPE = "session:sdk"
+"""What a budget in this process is called where nobody names it; each client has its own."""
+
+NO_KEY = "headgate"
+"""An SDK wants a key. A service that needs no token ignores this one."""
+
+_LEAST_VERSIONS = {"openai": 3, "anthropic": 2}
+"""The first versions that take the HTTP clients of Headgate."""
+
+_FOR_A_SERVICE = frozenset(
+    ("agent_id", "scope", "max_wait_seconds", "pause_when_limited", "on_response")
+)
+_NO_BUDGET = 402
+_CAPACITY = "llm"
+
+
+def openai(
+    *,
+    budget_usd: Amount | None = None,
+    concurrency: int | None = None,
+    server: str | None = None,
+    **options: Any,  # noqa: ANN401 - fields of a Governor, and whatever the SDK takes
+) -> OpenAI:
+    """Return an `openai.OpenAI` that spends at most `budget_usd`, `concurrency` calls at once.
+
+    `server` is the address of a service whose gateway the calls go through, with its keys;
+    `token` and `project_id` say there who calls. Other options are the fields of a `Governor`,
+    such as `scope`, `tracker` and `prices`, and those of the SDK's constructor.
+    """
+    made = _Options.of("openai", budget_usd, concurrency, server, options)
+    client: OpenAI = _sdk("openai").OpenAI(http_client=made.sync_http(), **made.constructor)
+    return client
+
+
+def async_openai(
+    *,
+    budget_usd: Amount | None = None,
+    concurrency: int | None = None,
+    server: str | None = None,
+    **options: Any,  # noqa: ANN401
+) -> AsyncOpenAI:
+    """Return an `openai.AsyncOpenAI` with the same options as `openai`."""
+    made = _Options.of("openai", budget_usd, concurrency, server, options)
+    client: AsyncOpenAI = _sdk("openai").AsyncOpenAI(
+        http_client=made.async_http(), **made.constructor
+    )
+    return client
+
+
+def anthropic(
+    *,
+    budget_usd: Amount | None = None,
+    concurrency: int | None = None,
+    server: str | None = None,
+    **options: Any,  # noqa: ANN401
+) -> Anthropic:
+    """Return an `anthropic.Anthropic` with the same options as `openai`."""
+    made = _Options.of("anthropic", budget_usd, concurrency, server, options)
+    client: Anthropic = _sdk("anthropic").Anthropic(
+        http_client=made.sync_http(), **made.constructor
+    )
+    return client
+
+
+def async_anthropic(
+    *,
+    budget_usd: Amount | None = None,
+    concurrency: int | None = None,
+    server: str | None = None,
+    **options: Any,  # noqa: ANN401
+) -> AsyncAnthropic:
+    """Return an `anthropic.AsyncAnthropic` with the same options as `openai`."""
+    made = _Options.of("anthropic", budget_usd, concurrency, server, options)
+    client: AsyncAnthropic = _sdk("anthropic").AsyncAnthropic(
+        http_client=made.async_http(), **made.constructor
+    )
+    return client
+
+
+def _sdk(name: str) -> Any:  # noqa: ANN401 - a package that may be missing
+    try:
+        package = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        message = f"headgate.{name} needs the package {name}; run pip install {name}"
+        raise ImportError(message) from None
+    least, version = _LEAST_VERSIONS[name], str(package.__version__)
+    if int(version.partition(".")[0]) < least:
+        problem = f"headgate.{name} needs {name} {least} or later, and this is {version}"
+        message = f"{problem}; run pip install -U {name}"
+        raise ImportError(message)
+    return package
+
+
+class _Options(NamedTuple):
+    """What was asked for: for the governed HTTP client, and for the constructor of the SDK."""
+
+    fields: GovernorFields
+    constructor: dict[str, Any]
+    transport: Any
+    service: _Service | None
+
+    @classmethod
+    def of(
+        cls,
+        sdk: str,
+        budget_usd: Amount | None,
+        concurrency: int | None,
+        server: str | None,
+        options: dict[str, Any],
+    ) -> _Options:
+        if "http_client" in options:
+            problem = "is what this function makes; give a transport, or use headgate.sdk"
+            raise InvalidSettingError("http_client", problem)
+        transport = options.pop("transport", None)
+        known = GovernorFields.__annotations__
+        fields: Any = {name: options.pop(name) for name in known if name in options}
+        if concurrency is not None:
+            if fields.get("scheduler") is not None:
+                problem = "is the capacity of the scheduler; leave out one of them"
+                raise InvalidSettingError("concurrency", problem)
+            capacity = whole_number("concurrency", concurrency)
+            fields["scheduler"] = LoadScheduler(None, SharedResource(_CAPACITY, capacity))
+        if server is not None:
+            service = _Service.of(sdk, server, budget_usd, fields, options)
+            return cls(fields, options, transport, service)
+        for name in ("token", "project_id"):
+            if name in options:
+                raise InvalidSettingError(name, "is for a service; name one with server")
+        if budget_usd is not None:
+            fields["budget_usd"] = budget_usd
+            fields.setdefault("tracker", "memory:")
+        if not fields.keys() & {"scheduler", "tracker"}:
+            problem = "is missing, and so are concurrency and server; give at least one"
+            raise InvalidSettingError("budget_usd", problem)
+        if fields.get("tracker") is not None:
+            fields.setdefault("scope", SCOPE)
+            fields.setdefault("ask_stream_usage", True)
+        return cls(fields, options, transport, None)
+
+    def sync_http(self) -> httpx2.Client:
+        if self.service is None:
+            return sync_client(transport=self.transport, **self.fields)
+        inner = self.transport or httpx2.HTTPTransport(limits=LIMITS)
+        transport = _ServiceTransport(inner, self.service)
+        if self.fields:
+            return sync_client(transport=transport, **self.fields)
+        return httpx2.Client(transport=transport, timeout=TIMEOUT, follow_redirects=True)
+
+    def async_http(self) -> httpx2.AsyncClient:
+        if self.service is None:
+            return async_client(transport=self.transport, **self.fields)
+        inner = self.transport or httpx2.AsyncHTTPTransport(limits=LIMITS)
+        transport = _AsyncServiceTransport(inner, self.service)
+        if self.fields:
+            return async_client(transport=transport, **self.fields)
+        return httpx2.AsyncClient(transport=transport, timeout=TIMEOUT, follow_redirects=True)
+
+
+# Through a service: it has the keys, the prices and the ledger.
+#
+# Only `concurrency` is kept here; the service has caps of its own beside it. A budget is created
+# there by the first call, and costs nothing to create again with the same limit.
+
+
+class _Service:
+    """Where calls go, who makes them, and the budget that the service is to keep for them."""
+
+    def __init__(
+        self, url: str, token: str | None, scope: Name | None, budget_usd: Amount | None
+    ) -> None:
+        self.url = url
+        self.token = token
+        self._scope = scope
+        self._limit_usd = (
+            None
+            if budget_usd is None
+            else plain_usd(to_limit_micro_usd(budget_usd, field="budget_usd"))
+        )
+        self._is_named = scope is not None
+        if budget_usd is not None and scope is None:
+            self._scope = f"session:sdk-{secrets.token_hex(4)}"
+        if budget_usd is not None and callable(scope):
+            problem = "is the limit of one scope; name it, or set limits at the service"
+            raise InvalidSettingError("budget_usd", problem)
+
+    @classmethod
+    def of(
+        cls,
+        sdk: str,
+        server: str,
+        budget_usd: Amount | None,
+        fields: dict[str, Any],
+        options: dict[str, Any],
+    ) -> _Service:
+        """Return the service, and change the options to those of a client of it."""
+        for name in fields.keys() - _FOR_A_SERVICE - {"scheduler"}:
+            raise InvalidSettingError(name, "is for the service to say; leave it out with server")
+        if "base_url" in options:
+            raise InvalidSettingError("base_url", "is that of the server; leave out one of them")
+        try:
+            url = address_of(server).url
+        except InvalidFieldError as error:
+            raise InvalidSettingError("server", error.problem) from None
+        service = cls(
+            url, token_of(options.pop("token", None)), fields.pop("scope", None), budget_usd
+        )
+        agent_id, project_id = fields.pop("agent_id", None), options.pop("project_id", None)
+        if callable(agent_id):
+            raise InvalidSettingError("agent_id", "must be a text where there is a server")
+        named = {"X-Headgate-Agent": agent_id, "X-Headgate-Project": project_id}
+        headers = {name: value for name, value in named.items() if value is not None}
+        if "api_key" in options and service.token is not None:
+            # The key of a provider goes on to it, and the token stays at the service.
+            own = "x-api-key" if sdk == "openai" else "authorization"
+            headers[own] = service.token if sdk == "openai" else f"Bearer {service.token}"
+        options.setdefault("api_key", service.token or NO_KEY)
+        options["base_url"] = url + ("/v1" if sdk == "openai" else "")
+        options["default_headers"] = {**headers, **(options.get("default_headers") or {})}
+        if "scheduler" in fields:
+            fields["allow_other"] = True
+        for name in sorted(fields):
+            if "scheduler" not in fields:
+                raise InvalidSettingError(name, "needs concurrency where there is a server")
+        return service
+
+    def headers(self) -> dict[str, str]:
+        """Return what a call says of its budget."""
+        if self._scope is None:
+            return {}
+        return {"x-headgate-scope": given_name("scope", self._scope)}
+
+    def create_budget(self) -> None:
+        """Have the service keep the budget; a token that is bound keeps it within its own."""
+        if self._limit_usd is None:
+            return
+        with SyncClient(self.url, token=self.token) as client:
+            try:
+                client.create_budget(self._budget, limit_usd=self._limit_usd)
+            except NotAllowedError as error:
+                self._check_bound(error)
+                self._move_into(client.budget_status().scope)
+                client.create_budget(self._budget, limit_usd=self._limit_usd)
+        self._limit_usd = None
+
+    async def create_budget_async(self) -> None:
+        """Do the same on an event loop."""
+        if self._limit_usd is None:
+            return
+        limit_usd = self._limit_usd
+        async with Client(self.url, token=self.token) as client:
+            try:
+                await client.create_budget(self._budget, limit_usd=limit_usd)
+            except NotAllowedError as error:
+                self._check_bound(error)
+                self._move_into((await client.budget_status()).scope)
+                await client.create_budget(self._budget, limit_usd=limit_usd)
+        self._limit_usd = None
+
+    @property
+    def _budget(self) -> str:
+        return str(self._scope)
+
+    def _check_bound(self, error: NotAllowedError) -> None:
+        if self._is_named or error.details.get("field") != "scope":
+            raise error
+
+    def _move_into(self, scope: str) -> None:
+        self._scope = f"{scope}/{self._budget}"
+        self._is_named = True
+
+
+class _ServiceTransport(httpx2.BaseTransport):
+    """Sends calls through a service, which refuses those that its budgets have no room for."""
+
+    def __init__(self, inner: httpx2.BaseTransport, service: _Service) -> None:
+        self._inner = inner
+        self._service = service
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            self._service.create_budget()
+            request.headers.update(self._service.headers())
+            response = self._inner.handle_request(request)
+            if response.status_code == _NO_BUDGET:
+                try:
+                    raise _refused(response.read(), response.headers)
+                finally:
+                    response.close()
+        except HeadgateError as error:
+            let_pass(error, request.headers)
+            raise
+        return response
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _AsyncServiceTransport(httpx2.AsyncBaseTransport):
+    """Does the same for a client with asyncio."""
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport, service: _Service) -> None:
+        self._inner = inner
+        self._service = service
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        try:
+            await self._service.create_budget_async()
+            request.headers.update(self._service.headers())
+            response = await self._inner.handle_async_request(request)
+            if response.status_code == _NO_BUDGET:
+                try:
+                    raise _refused(await response.aread(), response.headers)
+                finally:
+                    await response.aclose()
+        except HeadgateError as error:
+            let_pass(error, request.headers)
+            raise
+        return response
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Said(msgspec.Struct):
+    message: str = ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Said = msgspec.field(default_factory=_Said)
+
+
+def _refused(body: bytes, headers: Mapping[str, str]) -> ServiceLimitError:
+    try:
+        said = msgspec.json.decode(body, type=_ErrorBody).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        said = ""
+    return ServiceLimitError(
+        said or "a budget of the service has no room for this call",
+        code="budget_exceeded",
+        status=_NO_BUDGET,
+        request_id=headers.get("x-headgate-call-id", ""),
+    )
