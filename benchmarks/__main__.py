@@ -7,11 +7,11 @@ import importlib
 import sys
 from pathlib import Path
 
-from benchmarks.options import PEERS_PYTHON, QUEUED, Options
+from benchmarks.options import GATEWAYS, PEERS_PYTHON, QUEUED, Options
 
 ALL = (
     *("decide", "load_ranking", "estimates", "inprocess", "ledger", "ledger_memory"),
-    *("engine", "kept", "slots", "runs", "dashboard"),
+    *("engine", "gateway", "kept", "slots", "runs", "dashboard"),
 )
 
 
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="small, and judges nothing (engine, estimates, inprocess, runs, dashboard)",
+        help="small, and judges nothing (engine, estimates, gateway, inprocess, runs, dashboard)",
     )
     parser.add_argument("--queued", type=int, default=QUEUED, help="engine: tasks of a long queue")
     parser.add_argument(
@@ -31,11 +31,23 @@ def main() -> int:
         metavar="PYTHON",
         help="who has other queues and schedulers",
     )
+    parser.add_argument(
+        "--gateways",
+        type=Path,
+        default=GATEWAYS,
+        metavar="FOLDER",
+        help="the environment that has other gateways",
+    )
     given = parser.parse_args()
     names = given.name or ALL
     if unknown := [name for name in names if name not in ALL]:
         parser.error(f"no benchmark {unknown[0]}; there are: {', '.join(ALL)}")
-    options = Options(quick=given.quick, queued=given.queued, peers_python=given.peers)
+    options = Options(
+        quick=given.quick,
+        queued=given.queued,
+        peers_python=given.peers,
+        gateways=given.gateways,
+    )
     missed = [
         name for name in names if not importlib.import_module(f"benchmarks.{name}").run(options)
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PEERS_PYTHON = ROOT / ".venv-bench/bin/python"
+GATEWAYS = ROOT / ".venv-gateways"
 QUEUED = 500_000
 
 
@@ -17,3 +18,4 @@ class Options:
     quick: bool = False
     queued: int = QUEUED
     peers_python: Path = PEERS_PYTHON
+    gateways: Path = GATEWAYS

@@ -8,7 +8,7 @@ import sys
 
 ALL = (
     *("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads", "slots"),
-    *("runs", "tenants"),
+    *("runs", "tenants", "gateway", "failover", "upgrade"),
 )
 
 
@@ -25,13 +25,18 @@ def main() -> int:
     parser.add_argument("--drops", type=int, default=10_000, help="replies to lose a backend")
     parser.add_argument("--examples", type=int, default=300, help="requests a route and kind")
     parser.add_argument("--reloads", type=int, default=1_000, help="reloads a backend")
+    parser.add_argument("--calls", type=int, default=10_000, help="gateway: calls a backend")
     parser.add_argument("--slots", type=int, default=1_000, help="slots: how many")
+    parser.add_argument("--failovers", type=int, default=50, help="failover: how many")
     parser.add_argument("--days", type=int, default=7, help="slots: virtual days")
     parser.add_argument(
         "--estimates",
         choices=("given", "none", "both"),
         default="both",
         help="service: whether its tasks bring an estimate",
+    )
+    parser.add_argument(
+        "--escrow", choices=("on", "off", "both"), default="both", help="gateway: how money is held"
     )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

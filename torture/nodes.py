@@ -59,11 +59,11 @@ class Fleet:
 
     def __init__(self, sandbox: Sandbox) -> None:
         self.ports = [free_port() for _ in range(NODES)]
-        self._nodes = [sandbox.service(port, f"node-{port}") for port in self.ports]
+        self.nodes = [sandbox.service(port, f"node-{port}") for port in self.ports]
 
     async def start(self) -> None:
         """Start all nodes, and wait until they do their work."""
-        for node in self._nodes:
+        for node in self.nodes:
             node.spawn()
         for port in self.ports:
             await is_ready(port, role=None)
@@ -90,12 +90,12 @@ class Fleet:
 
     async def drain(self) -> int:
         """Stop all nodes, and return the highest of their exit codes."""
-        codes = [await asyncio.to_thread(node.stop) for node in self._nodes]
+        codes = [await asyncio.to_thread(node.stop) for node in self.nodes]
         return max(codes)
 
     def kill(self) -> None:
         """Kill all nodes for good."""
-        for node in self._nodes:
+        for node in self.nodes:
             node.kill()
 
     async def _dispatcher(self) -> tuple[int, ServiceProcess]:
@@ -110,7 +110,7 @@ class Fleet:
         port = await found
         for task in looking:
             task.cancel()
-        return port, self._nodes[self.ports.index(port)]
+        return port, self.nodes[self.ports.index(port)]
 
     async def _taken_over(self, fallen: int) -> float:
         started = time.monotonic()
