@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from decimal import Decimal
 from typing import Any
 
 from headgate.core.money import to_micro_usd
@@ -64,7 +66,7 @@ class Session:
 
     def budget(self, command: str, *arguments: str) -> Ended:
         """Ask for the session in the ledger, as anybody would."""
-        options = ("--redis-url", self._url)
+        options = ("--ledger", self._url)
         return self._commands.call("budget", command, "--session", SESSION, *arguments, *options)
 
     def faults(self) -> list[str]:
@@ -83,7 +85,7 @@ class Session:
 
     def _faults_of_ledger(self, done: dict[str, int]) -> list[str]:
         status = self.status()
-        spent = {child["scope"]: child["spent_micro_usd"] for child in status["children"]}
+        spent = {child["scope"]: micro(child["spentUsd"]) for child in status["children"]}
         expected = {
             f"session:{SESSION}/workflow:{name}": COST_MICRO_USD * count
             for name, count in done.items()
@@ -93,12 +95,18 @@ class Session:
             for scope, amount in expected.items()
             if spent.get(scope, 0) != amount
         ]
-        journal = self.budget("journal", "--limit", "10000", "--json").json
+        told = self.budget("journal", "--limit", "10000", "--json").stdout
+        journal = [json.loads(line) for line in told.splitlines()]
         for name, amount in (("spent", sum(expected.values())), ("reserved", 0), ("overrun", 0)):
-            journalled = sum(entry["delta"].get(f"{name}_micro_usd", 0) for entry in journal)
-            kept = status[f"{name}_micro_usd"]
+            journalled = sum(micro(entry[f"{name}Usd"]) for entry in journal)
+            kept = micro(status[f"{name}Usd"])
             if not journalled == kept == amount:
                 found.append(f"{name}: {kept}, {journalled} in the journal and not {amount}")
-        if status["limit_micro_usd"] != self.limit_micro_usd:
-            found.append(f"the limit is {status['limit_micro_usd']}")
+        if micro(status["limitUsd"]) != self.limit_micro_usd:
+            found.append(f"the limit is {status['limitUsd']}")
         return found
+
+
+def micro(usd: str) -> int:
+    """Return dollars as they are written in whole micro-dollars."""
+    return int(Decimal(usd).scaleb(6))

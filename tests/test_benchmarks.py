@@ -105,3 +105,33 @@ def test_a_quick_run_over_the_pages_prints_times_weights_and_the_cost_of_browser
         assert len(found) == 2, name
     assert re.search(r"^  cost: -?[\d.]+% of a core", done.stdout, re.MULTILINE)
     assert "the browsers sent" in done.stdout
+
+
+GATEWAY_FIGURES = ("the provider alone", "a proxy without books (floor)", "Headgate")
+GATEWAY_PEERS = ("TensorZero with limits", "TensorZero", "SMG", "Portkey", "LiteLLM")
+GATEWAY_TARGETS = (
+    "requests/s at 16 connections, of TensorZero with limits",
+    "requests/s at 16 connections, of LiteLLM",
+    "added p50 at one connection",
+    "added time to the first byte of a stream",
+    "50 waiting streams: memory",
+    "50 waiting streams: percent of a core",
+)
+
+
+def test_a_quick_run_of_the_gateway_prints_every_figure_and_goes_without_peers(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "benchmarks", "gateway", "--quick"]
+    command += ["--gateways", str(tmp_path / "nowhere")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in GATEWAY_FIGURES:
+        found = re.findall(rf"^  {re.escape(name)}( +[\d,.]+){{7}}", done.stdout, re.MULTILINE)
+        assert len(found) == 2, done.stdout
+    for name in GATEWAY_PEERS:
+        found = re.findall(rf"^  {re.escape(name)} +not installed", done.stdout, re.MULTILINE)
+        assert len(found) == 2, done.stdout
+    for name in GATEWAY_TARGETS:
+        assert re.search(rf"^  {re.escape(name)} +", done.stdout, re.MULTILINE), done.stdout
+    assert "hg_" not in done.stdout, "the token of the service was printed"

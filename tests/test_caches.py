@@ -22,15 +22,20 @@ from headgate.providers import prices
 from headgate.storage import ledger
 
 CACHES = {
+    "api.shares.address_key": "addresses of connections",
     "api.submission._almost": "an excerpt of 61 characters, and the names of fields",
     "api.submission._decoder": "types",
     "api.submission._remembered_scopes": "1,024 characters",
     "budgets.redis_script._remembered": "1,024 characters",
+    "config.messages._docs_of_module": "modules",
+    "config.messages.key_path": "keys of settings",
     "core.budgets.windows._day_start": "a day and a zone",
     "core.dispatch_state._remembered_charged": "1,024 characters",
     "core.gates._name_of": "a project, a target and a scope, of at most 128 and 512 characters",
+    "core.gates.gate_parts": "a project, a target, a slot and scopes, of at most 512 characters",
     "core.money._read_decimal": "100 characters",
     "core.slots.wakes.day_occurrences": "settings",
+    "gateway.connection_pool._line_start": "names of headers, of which a list passes",
     "engine.webhooks._site": "the host of an address of at most 2,048 characters",
     "providers.prices._found_in_list": "200 characters",
     "redaction.written_forms": "keys of slots, secrets of settings",
@@ -46,13 +51,14 @@ CACHES = {
 }
 
 
+NEED_RAY = frozenset(("headgate.executors.ray_cluster", "headgate.inprocess.ray"))
 NO_TEXTS = frozenset(("int", "bool", "Dialect"))
 
 
 def caches() -> Iterator[str]:
     """Give the caches whose keys may hold a text."""
     for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
-        if module.name.endswith("__main__"):
+        if module.name.endswith("__main__") or module.name in NEED_RAY:
             continue
         found = importlib.import_module(module.name)
         owners = [found, *[one for _, one in inspect.getmembers(found, inspect.isclass)]]
@@ -91,7 +97,7 @@ LONG_TEXTS: list[tuple[str, Any, Callable[[], object]]] = [
     (
         "scopes of a task",
         dispatch_state._remembered_charged,
-        lambda: dispatch_state._charged(LONG_SCOPES),
+        lambda: dispatch_state.charged_by(LONG_SCOPES),
     ),
     ("charges", ledger._remembered, lambda: ledger._charges(CHARGES)),
     (

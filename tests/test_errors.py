@@ -19,6 +19,7 @@ from headgate.errors import (
     HeadgateError,
     InvalidFieldError,
     WaitTimeoutError,
+    to_tenant,
     without_figures,
 )
 
@@ -135,12 +136,19 @@ def test_the_figures_of_a_budget_are_left_out_for_those_who_may_not_read_it(
 ) -> None:
     error = exceeded_in(scope, unit)
     line = str(error)
-    assert without_figures(line, lambda name: name == scope) == line
+    assert without_figures(line, lambda name: name == scope) == to_tenant(line)
     outline = without_figures(line, lambda _: False)
-    assert outline == error.outline
+    assert outline == to_tenant(error.outline)
     assert (scope or "(root)") in outline
     assert "2027-01-15" in outline
     assert not re.search(r"([1-5])\1", outline.replace("2027", ""))
+
+
+def test_a_tenant_is_not_told_to_raise_a_limit_that_it_cannot_raise() -> None:
+    for resets_at, may_clear in ((None, False), (None, True), (1_800_000_000.0, True)):
+        line = to_tenant(str(exceeded(resets_at=resets_at, may_clear=may_clear)))
+        assert "raise the limit" not in line
+        assert "ask an operator for a higher limit" in line
 
 
 def test_without_figures_a_full_ledger_says_what_to_do_as_well() -> None:

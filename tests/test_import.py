@@ -1,4 +1,4 @@
-"""Importing is cheap, and loads nothing that the bare package does not need."""
+"""Importing is cheap, and loads nothing that is not used."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ PUBLIC_NAMES = [
     "TaskStatus",
 ]
 ROOT = Path(__file__).parent.parent
-BARE_INSTALL = {"click", "headgate", "markdown_it", "mdurl", "msgspec", "pygments", "rich"}
+LIGHT = {"click", "headgate", "markdown_it", "mdurl", "msgspec", "pygments", "rich"}
+"""What commands that talk to a service load at most; the rest is for those that serve and run."""
 NOT_FOR_DECIDING = {"asyncio", "click", "logging", "random", "rich", "socket", "structlog"}
 MOST_IMPORT_SECONDS = 2.0
 
-# Development installs more than users have, so whatever they lack is made to be missing.
+# Whatever is not named is made to be missing.
 PROBE = """
 import json, sys, time
 
@@ -71,14 +72,14 @@ def test_deciding_needs_the_standard_library_and_msgspec_only() -> None:
 
 
 def test_importing_headgate_is_quick() -> None:
-    seconds = (probe("from headgate import Scheduler", installed=BARE_INSTALL)[1] for _ in range(3))
+    seconds = (probe("from headgate import Scheduler", installed=LIGHT)[1] for _ in range(3))
     assert min(seconds) < MOST_IMPORT_SECONDS
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["decide", "docs/examples/snapshot.json"]])
 def test_a_command_in_a_pipe_does_not_import_rich(arguments: list[str]) -> None:
     statement = f"from headgate.cli.main import run; assert run({arguments}) == 0"
-    loaded, _ = probe(statement, installed=BARE_INSTALL)
+    loaded, _ = probe(statement, installed=LIGHT)
     assert "click" in loaded
     assert "rich" not in loaded
 
@@ -88,12 +89,12 @@ def test_a_list_of_commands_loads_none_of_them() -> None:
         "from headgate.cli.main import COMMANDS, run; assert run(['--help']) == 0; "
         "assert not [name for name in COMMANDS if f'headgate.cli.{name}' in sys.modules]"
     )
-    loaded, _ = probe(statement, installed=BARE_INSTALL)
+    loaded, _ = probe(statement, installed=LIGHT)
     assert loaded.isdisjoint({"asyncio", "http", "rich", "ssl"})
 
 
 def test_a_client_without_asyncio_does_not_load_it() -> None:
-    loaded, _ = probe("from headgate import SyncClient; SyncClient()", installed=BARE_INSTALL)
+    loaded, _ = probe("from headgate import SyncClient; SyncClient()", installed=LIGHT)
     assert "asyncio" not in loaded
 
 
@@ -105,12 +106,12 @@ def test_a_client_without_asyncio_does_not_load_it() -> None:
         "from headgate import Client, SyncClient; SyncClient('http://127.0.0.1:1').close()",
         "import headgate.cli.submit",
         "import headgate.cli.watch",
-        "from headgate.cli.main import run; assert run(['demo', '--seconds', '0.1']) == 0",
+        "from headgate.cli.main import run; assert run(['simulate', '--seconds', '0.1']) == 0",
         "from headgate.cli.output import drawn_table; assert drawn_table('t', ('a',), [('b',)])",
     ],
 )
-def test_the_bare_install_is_enough(statement: str) -> None:
-    loaded, _ = probe(statement, installed=BARE_INSTALL)
+def test_what_only_asks_or_decides_loads_no_heavy_package(statement: str) -> None:
+    loaded, _ = probe(statement, installed=LIGHT)
     assert "headgate" in loaded
 
 
@@ -124,39 +125,9 @@ def test_the_bare_install_is_enough(statement: str) -> None:
     ],
 )
 def test_a_ledger_needs_its_own_package_alone(statement: str, packages: set[str]) -> None:
-    installed = BARE_INSTALL | packages | {"typing_extensions"}
+    installed = LIGHT | packages | {"typing_extensions"}
     loaded, _ = probe(statement, installed=installed)
     assert packages & loaded
-
-
-def test_the_client_for_asyncio_on_a_bare_install_says_which_extra_it_needs() -> None:
-    statement = """
-from headgate import Client
-try:
-    Client()
-except ImportError as error:
-    assert "headgate[client]" in str(error)
-else:
-    raise AssertionError
-"""
-    loaded, _ = probe(statement, installed=BARE_INSTALL)
-    assert "httpx2" not in loaded
-
-
-def test_the_service_on_a_bare_install_says_which_extra_it_needs() -> None:
-    statement = "from headgate.cli.main import run; import os; os._exit(run(['up', '--port', '0']))"
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(statement=statement, installed=BARE_INSTALL)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
-        "headgate: headgate up: needs the package structlog, which is not installed; "
-        "run pip install 'headgate[server]'\n"
-    )
 
 
 @pytest.mark.parametrize("name", PUBLIC_NAMES)

@@ -1,4 +1,4 @@
-"""What is built and deployed: the two archives, the systemd unit, the container file."""
+"""What is built, and runs on a system of its own: the two archives, the systemd unit."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 
 import headgate
 from headgate.cli.main import EXIT_BAD_INPUT
-from headgate.config.settings import DEFAULT_PORT, SchedulerSettings
+from headgate.config.settings import SchedulerSettings
+from headgate.extras import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 UNIT = ROOT / "deploy/headgate.service"
-CONTAINERFILE = ROOT / "deploy/Containerfile"
 NAME = f"headgate-{headgate.__version__}"
 
 
@@ -67,12 +67,10 @@ def test_the_metadata_says_what_a_stranger_needs(archives: Path) -> None:
     assert found["Requires-Python"] == ">=3.11"
     required = [line for line in found.get_all("Requires-Dist") or [] if "extra ==" not in line]
     assert {re.split(r"[<>=]", line)[0] for line in required} == {
-        "click",
-        "genai-prices",
-        "msgspec",
-        "rich",
+        *("apsw", "click", "genai-prices", "httpcore2", "httptools", "httpx2", "jinja2", "msgspec"),
+        *("prometheus-client", "pyyaml", "rich", "ssrfguard", "structlog", "textual", "uvloop"),
     }
-    extras = {"bench", "client", "dev", "otel", "postgres", "redis", "server"}
+    extras = {"bench", "dev", *EXTRAS.values()}
     assert set(found.get_all("Provides-Extra") or []) >= extras
 
 
@@ -135,27 +133,3 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_container_runs_as_nobody_in_particular_and_says_whether_it_is_alive() -> None:
-    text = CONTAINERFILE.read_text()
-    lines = text.splitlines()
-    assert "USER 10001" in lines
-    assert 'VOLUME ["/data"]' in lines
-    assert f"EXPOSE {DEFAULT_PORT}" in lines
-    assert f"http://127.0.0.1:{DEFAULT_PORT}/livez" in text
-    assert lines.index("USER 10001") < lines.index('ENTRYPOINT ["headgate"]')
-    assert not re.search(r"(?i)token=|password|secret|api_key", text)
-
-
-def test_what_the_container_copies_exists() -> None:
-    for names in re.findall(r"^COPY (?!--from)(.+) \S+$", CONTAINERFILE.read_text(), re.MULTILINE):
-        for name in names.split():
-            assert (ROOT / name).exists()
-
-
-@pytest.mark.parametrize("extra", ["server", "postgres", "redis"])
-def test_the_extras_of_the_container_exist(extra: str) -> None:
-    installed = re.search(r"'\.\[([a-z,]+)\]'", CONTAINERFILE.read_text())
-    assert installed is not None
-    assert extra in installed[1].split(",")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from run_commands import Commands
-from run_sessions import COST_MICRO_USD, Session
+from run_sessions import COST_MICRO_USD, Session, micro
 
 PROCESSES = 20
 
@@ -19,7 +19,7 @@ def test_twenty_processes_at_once_spend_what_fits_their_session_and_no_more(
     session.run_all()
     assert session.faults() == []
     # Fourteen steps of seven cents go into a dollar, and a fifteenth does not.
-    assert session.status()["spent_micro_usd"] == 14 * COST_MICRO_USD == 980_000
+    assert micro(session.status()["spentUsd"]) == 14 * COST_MICRO_USD == 980_000
     shown = session.budget("status").stdout
     assert shown.startswith("Spent: $0.98 / $1.00")
     for name, count in session.done().items():

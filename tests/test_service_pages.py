@@ -23,8 +23,9 @@ LOOKS = (
     "show ",
     "cat ",
     "headgate show",
-    "headgate slots log",
-    "headgate slots status",
+    "headgate slot log",
+    "headgate slot list",
+    "headgate calls",
     "headgate tasks",
     "headgate why",
     "headgate webhooks list",
@@ -51,7 +52,7 @@ def settings_of(page: Path) -> str:
 
 def provider_of(page: Path, port: str) -> AbstractContextManager[object]:
     """Serve the fake provider that a page has started before its service, if it does so."""
-    is_started = "\nheadgate slots fake-provider\n" in page.read_text()
+    is_started = "\nheadgate fake-provider\n" in page.read_text()
     return fake_provider(port=port) if is_started else nullcontext()
 
 
@@ -68,7 +69,7 @@ def run_until_right(shell: Shell, command: str, shown: str) -> str:
 
 def test_there_is_a_page_that_talks_to_a_service() -> None:
     names = {name_of(page) for page in SERVICE_PAGES}
-    assert names >= {"docs/tutorials/first-service.md", "docs/tutorials/operate-a-service.md"}
+    assert names >= {"docs/tutorials/gateway.md", "docs/tutorials/service.md"}
 
 
 @pytest.mark.parametrize("page", SERVICE_PAGES, ids=name_of)

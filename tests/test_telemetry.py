@@ -21,6 +21,7 @@ from executors.endpoint import reply_json, running_endpoint
 from headgate.app import build_app, build_service
 from headgate.client.worker import order_of
 from headgate.config import load_settings
+from headgate.core.call import CallRecord, CallState
 from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.task import Submission, read_traceparent
 from headgate.core.task_view import TaskSnapshot
@@ -291,6 +292,147 @@ def test_a_submit_is_a_span_above_everything_that_becomes_of_it(
             assert submit.context is not None
             assert span.parent.span_id == submit.context.span_id
         exporter.clear()
+
+
+def call(**fields: Any) -> CallRecord:
+    values: dict[str, Any] = {
+        "id": "call-1",
+        "project_id": "search",
+        "agent_id": "coder",
+        "model": "fast",
+        "upstream": "openai",
+        "protocol": "chat",
+        "state": CallState.DONE,
+        "created_at": 100.0,
+        "started_at": 100.0,
+        "ended_at": 109.0,
+    }
+    return CallRecord(**(values | fields))
+
+
+def called(
+    telemetry: Telemetry, record: CallRecord, traceparent: str | None = SENT, model: str = ""
+) -> None:
+    url = "https://api.openai.com/v1"
+    telemetry.called(
+        record, traceparent=traceparent, provider="openai", url=url, response_model=model
+    )
+
+
+def test_a_call_is_a_span_of_its_clients_trace(
+    telemetry: Telemetry, exporter: InMemorySpanExporter
+) -> None:
+    record = call(
+        upstream_model="gpt-5-mini",
+        is_stream=True,
+        session="s1",
+        started_at=107.5,
+        first_byte_at=108.0,
+        slot="work",
+        input_tokens=100,
+        cached_tokens=80,
+        output_tokens=7,
+        tokens=107,
+        micro_usd=1_500_000,
+    )
+    called(telemetry, record, model="gpt-5-mini-2026")
+    wait, span = exporter.get_finished_spans()
+    assert span.name == "chat fast"
+    assert (span.start_time, span.end_time) == (100 * 10**9, 109 * 10**9)
+    assert (wait.name, wait.start_time, wait.end_time) == ("wait", 100 * 10**9, 1075 * 10**8)
+    assert span.context is not None
+    assert span.parent is not None
+    assert wait.parent is not None
+    assert f"{span.context.trace_id:032x}" == TRACE
+    assert f"{span.parent.span_id:016x}" == "b7ad6b7169203331"
+    assert wait.parent.span_id == span.context.span_id
+    assert dict(span.attributes or {}) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-5-mini",
+        "gen_ai.request.stream": True,
+        "gen_ai.response.model": "gpt-5-mini-2026",
+        "gen_ai.response.time_to_first_chunk": 0.5,
+        "gen_ai.agent.name": "coder",
+        "gen_ai.conversation.id": "s1",
+        "gen_ai.usage.input_tokens": 100,
+        "gen_ai.usage.output_tokens": 7,
+        "gen_ai.usage.cache_read.input_tokens": 80,
+        "server.address": "api.openai.com",
+        "server.port": 443,
+        "headgate.call.id": "call-1",
+        "headgate.project.id": "search",
+        "headgate.upstream": "openai",
+        "headgate.slot": "work",
+        "headgate.outcome": "done",
+        "headgate.waited_seconds": 7.5,
+        "headgate.usage.tokens": 107,
+        "headgate.usage.usd": 1.5,
+    }
+
+
+PROTOCOLS = [
+    ("chat", "chat"),
+    ("responses", "chat"),
+    ("messages", "chat"),
+    ("completions", "text_completion"),
+    ("embeddings", "embeddings"),
+    ("count_tokens", "count_tokens"),
+]
+
+
+@pytest.mark.parametrize(("protocol", "operation"), PROTOCOLS)
+def test_the_operation_of_a_call_is_that_of_its_protocol(
+    telemetry: Telemetry, exporter: InMemorySpanExporter, protocol: str, operation: str
+) -> None:
+    called(telemetry, call(protocol=protocol))
+    (span,) = exporter.get_finished_spans()
+    assert span.name == f"{operation} fast"
+    assert (span.attributes or {})["gen_ai.operation.name"] == operation
+
+
+CALL_ENDS = [
+    (CallState.DONE, 200, StatusCode.UNSET, None),
+    (CallState.CANCELLED, None, StatusCode.UNSET, None),
+    (CallState.FAILED, 500, StatusCode.ERROR, "500"),
+    (CallState.REFUSED, None, StatusCode.ERROR, "refused"),
+]
+
+
+@pytest.mark.parametrize(("state", "status", "code", "error"), CALL_ENDS)
+def test_how_a_call_ended_is_its_status(
+    telemetry: Telemetry,
+    exporter: InMemorySpanExporter,
+    state: CallState,
+    status: int | None,
+    code: StatusCode,
+    error: str | None,
+) -> None:
+    called(telemetry, call(state=state, status=status, error="x" if error else None))
+    (span,) = exporter.get_finished_spans()
+    assert (span.status.status_code, (span.attributes or {}).get("error.type")) == (code, error)
+
+
+@pytest.mark.parametrize("own", [None, SENT])
+def test_a_call_of_a_task_is_below_its_attempt_unless_it_names_a_span(
+    telemetry: Telemetry, exporter: InMemorySpanExporter, own: str | None
+) -> None:
+    class Calling(Work):
+        async def execute(self, order: WorkOrder) -> Outcome:
+            called(telemetry, call(task_id=order.task_id), own)
+            return await super().execute(order)
+
+    work = telemetry.traced("llm", Calling(Succeeded()))
+    asyncio.run(work.execute(order(waits_since=None)))
+    called(telemetry, call(task_id="tsk_1", protocol="embeddings"), None)
+    spans = by_name(exporter)
+    attempt, span = spans["invoke_agent coder"], spans["chat fast"]
+    assert attempt.context is not None
+    assert span.parent is not None
+    by_attempt = f"{attempt.context.span_id:016x}"
+    expected = by_attempt if own is None else "b7ad6b7169203331"
+    assert f"{span.parent.span_id:016x}" == expected
+    assert spans["embeddings fast"].parent is None, "the attempt has ended"
 
 
 def test_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

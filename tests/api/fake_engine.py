@@ -33,6 +33,7 @@ from headgate.core.why import TaskReason
 from headgate.engine.engine import Engine, EngineSettings, Why
 from headgate.engine.events import EventFeed
 from headgate.engine.supervisor import Health
+from headgate.storage.audit import AuditEntry
 from headgate.storage.memory import MemoryTaskStore
 from headgate.storage.store import (
     KeyedAnswer,
@@ -189,7 +190,7 @@ class FakeEngine(Engine):
         """Note that what waits for budgets is asked for again."""
         self.asked_budgets += 1
 
-    async def cancel(self, task_id: str) -> TaskRecord | None:
+    async def cancel(self, task_id: str, entry: AuditEntry | None = None) -> TaskRecord | None:  # noqa: ARG002
         self._check()
         record = self.records.get(task_id)
         if record is None:

@@ -243,6 +243,10 @@ async def test_a_bound_token_is_told_no_figures_of_budgets_that_are_not_its_own(
         mine = it.token("submit", bounds=Bounds(project_id="search"))
         answer = await it.ask("reserve", mine, id="r2", scope=IN_SEARCH, usd="6")
         assert answer.problem["details"]["limit"] == "5.55"
+        # But it cannot change the limit, and an operator can.
+        assert "ask an operator" in answer.problem["error"]
+        answer = await it.ask("reserve", operator, id="r3", scope=IN_SEARCH, usd="6")
+        assert "raise the limit" in answer.problem["error"]
 
 
 async def test_tokens_are_refused_in_tokens() -> None:
@@ -552,7 +556,14 @@ async def test_usage_is_shown_by_project_agent_model_and_day(
     async with fresh_place("memory", request).scene() as scene:
         client = await used(scene)
         answer = await answer_of(client.app, "GET", "/usage?by=model")
-        same = {"tasks": 1, "attempts": 1, "tokens": 70, "usd": "1.50", "assumedTokens": 0}
+        same = {
+            "tasks": 1,
+            "attempts": 1,
+            "calls": 0,
+            "tokens": 70,
+            "usd": "1.50",
+            "assumedTokens": 0,
+        }
         assert answer.json["rows"] == [
             {"key": "large", **same, "assumedUsd": "0.00"},
             {"key": "small", **same, "assumedUsd": "1.50"},

@@ -15,8 +15,10 @@ from headgate.api.api import Route
 from headgate.api.app import ROUTES
 from headgate.api.errors import CODES
 from headgate.api.openapi import errors_of, openapi
+from headgate.gateway.gateway import ROUTES as CALL_ROUTES
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi(ROUTES)))
+WHOLE_DOCUMENT = msgspec.json.decode(msgspec.json.encode(openapi(ROUTES, CALL_ROUTES)))
 NAMES = [f"{route.method} {route.path}" for route in ROUTES]
 
 
@@ -43,8 +45,25 @@ def test_the_document_is_served_as_it_is_built_and_built_once() -> None:
     client = Client()
     answer = client.get("/openapi.json")
     assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
-    assert answer.json == DOCUMENT
+    assert answer.json == WHOLE_DOCUMENT
     assert client.get("/openapi.json").body is answer.body
+
+
+def test_calls_of_models_are_described_beside_the_rest() -> None:
+    described = {
+        (method.upper(), path)
+        for path, methods in WHOLE_DOCUMENT["paths"].items()
+        for method in methods
+    }
+    routes = {(route.method, route.path) for route in (*ROUTES, *CALL_ROUTES)}
+    assert described == routes
+    names = {
+        operation["operationId"]
+        for methods in WHOLE_DOCUMENT["paths"].values()
+        for operation in methods.values()
+    }
+    assert len(names) == len(routes)
+    assert generator_problems(WHOLE_DOCUMENT) == []
 
 
 def test_every_route_is_one_operation_with_a_name_of_its_own() -> None:
@@ -57,6 +76,19 @@ def test_every_route_is_one_operation_with_a_name_of_its_own() -> None:
         (route.method, route.path) for route in ROUTES
     )
     assert len({operation[2] for operation in operations}) == len(ROUTES)
+
+
+TIME_NAME = re.compile(r"(?:[a-z]At|Until|Since|\bat|\buntil|\bsince|deadline|[Ee]xpires)$")
+
+
+def test_no_time_is_a_number() -> None:
+    numbers = [
+        f"{name}.{field}"
+        for name, schema in DOCUMENT["components"]["schemas"].items()
+        for field, kind in schema.get("properties", {}).items()
+        if TIME_NAME.search(field) and re.search(r"'(number|integer)'", str(kind))
+    ]
+    assert numbers == []
 
 
 def test_a_generator_of_clients_takes_the_document_whole() -> None:

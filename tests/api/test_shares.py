@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 
 import pytest
@@ -238,7 +239,8 @@ class Play:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.turns = Turns(lambda: self.now)
+        # The pauses between rounds are by another clock, and have a test of their own.
+        self.turns = Turns(lambda: self.now, pauses=0)
         self.shared = Shares()
         self.ended: dict[str, list[float]] = {}
 
@@ -289,6 +291,37 @@ async def test_two_that_want_everything_get_half_each() -> None:
     for task in tasks[1:]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_beside_others_a_greedy_caller_leaves_the_processor_to_them() -> None:
+    play = Play()
+    play.turns = Turns(time.perf_counter)
+    busy_seconds = 0.0
+
+    async def burn() -> None:
+        nonlocal busy_seconds
+        while True:
+            await asyncio.sleep(0)
+            until = time.perf_counter() + 0.002
+            while time.perf_counter() < until:
+                pass
+            busy_seconds += 0.002
+
+    async def live() -> None:
+        for _ in range(1_000):
+            await asyncio.sleep(0.01)
+
+    greedy, honest = play.seat("greedy"), play.seat("honest")
+    tasks = [asyncio.create_task(play.turns.run(burn(), greedy)) for _ in range(20)]
+    tasks.append(asyncio.create_task(play.turns.run(live(), honest)))
+    await asyncio.sleep(0.2)
+    before, began_at = busy_seconds, time.perf_counter()
+    await asyncio.sleep(1.0)
+    share = (busy_seconds - before) / (time.perf_counter() - began_at)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert share < 0.6, "it took nearly all of the time before"
 
 
 async def test_work_that_waits_for_its_turn_can_be_cancelled() -> None:

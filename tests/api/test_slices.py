@@ -19,8 +19,11 @@ from config.running import WORK, Running, running
 from headgate.api.app import ROUTES
 from headgate.api.http import slices
 from headgate.api.http.slices import SharedAnswers, in_slices, mapped
+from headgate.core.call import CallRecord, CallState
 from headgate.core.gates import GateClosure
 from headgate.core.text import Steps
+from headgate.engine.engine import Engine
+from headgate.storage.call_rows import EndedCall
 from headgate.storage.writer import asker
 
 NAMES = 120
@@ -83,6 +86,25 @@ class Holds:
                 sys.setprofile(None)
 
 
+async def made_calls(engine: Engine) -> str:
+    """End calls through the gateway, and return the id of the last one."""
+    assert engine.calls is not None
+    assert engine.call_store is not None
+    records = [
+        CallRecord(
+            id=engine.calls.new_call_id(),
+            project_id=f"p{n % NAMES}",
+            agent_id=f"a{n % NAMES}",
+            model="m",
+            state=CallState.DONE,
+            created_at=engine.now(),
+        )
+        for n in range(TASKS)
+    ]
+    await engine.call_store.finish([EndedCall(record=record) for record in records])
+    return records[-1].id
+
+
 async def filled(service: Running) -> dict[str, str]:
     """Fill a service with what clients may make, and return a name for each kind of route."""
     await service.ask("POST", "/pause", {})
@@ -115,8 +137,9 @@ async def filled(service: Running) -> dict[str, str]:
     for n in range(TOKENS):
         sent_token = {"name": f"t{n}", "permissions": ["admin", "read"]}
         made = (await service.ask("POST", "/tokens", sent_token)).json
-    return {"tasks": task_id, "projects": "p1", "agents": "a1", "targets": "t1", "slots": "s1",
-            "token": made["token"]}  # fmt: skip
+    call_id = await made_calls(service.app.api.engine)
+    return {"calls": call_id, "tasks": task_id, "projects": "p1", "agents": "a1", "targets": "t1",
+            "slots": "s1", "token": made["token"]}  # fmt: skip
 
 
 @pytest.mark.timeout(240)

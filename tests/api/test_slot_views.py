@@ -17,7 +17,7 @@ from headgate.engine.slots.slot import LoopHealth, SlotStatus
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
-BY_HAND = "disabled by hand, `headgate slots enable work` brings it back"
+BY_HAND = "paused by hand, `headgate slot resume work` brings it back"
 WOKEN = WakeConfig(wake_modes=frozenset({WakeMode.AFTER_RESET, WakeMode.INTERVAL}))
 
 
@@ -89,7 +89,7 @@ def test_the_state_is_told_from_what_is_known(given: SlotStatus, state: str) -> 
         (status(is_off=True), BY_HAND, False),
         (
             status(schedule=SlotSchedule(slot_auto_disabled=True, disabled_reason="401")),
-            "disabled, 401; correct that, then run `headgate slots enable work`",
+            "disabled, 401; correct that, then run `headgate slot resume work`",
             False,
         ),
         (

@@ -196,13 +196,13 @@ def test_usage_is_looked_for_in_slices(
     """A result of a megabyte may have a million lines, and each may tell of usage."""
     monkeypatch.setattr(slices, "SLICE_SECONDS", 0.0)
     rounds, read_in = [0], Counter[int]()
-    feed = usage._Lines.feed
+    feed = usage.EventStreamReader.feed
 
-    def counted(lines: usage._Lines, piece: bytes) -> None:
+    def counted(lines: usage.EventStreamReader, piece: bytes) -> None:
         read_in[rounds[0]] += 1
         feed(lines, piece)
 
-    monkeypatch.setattr(usage._Lines, "feed", counted)
+    monkeypatch.setattr(usage.EventStreamReader, "feed", counted)
 
     async def count() -> None:
         while True:

@@ -59,6 +59,11 @@ credit_weight = 3
 limit_tokens = 1000
 window = "day"
 
+[upstreams.hostile]
+kind = "openai"
+base_url = "{{provider}}"
+key_env = "MODEL_KEY_OF_TESTS"
+
 [[slots]]
 name = {json.dumps(SLOT_NAME)}
 provider = "zai"
@@ -130,11 +135,16 @@ def _fill(service: ServiceProcess, address: str) -> str:
         (201, "POST", "/tokens", bound),
         (409, "POST", f"/slots/{quote(SLOT_NAME, safe='')}/warm", None),
         (200, "PATCH", f"/projects/{PROJECT}", paused),
+        (502, "POST", f"/p/default/{quote(NAME, safe='')}/v1/chat/completions", _call()),
     ):
         answer = service.ask(method, path, body)
         assert answer.status == status, answer
     service.submit(**fields, estimate={"tokens": 900}, scopes=[SCOPE])
     return answered
+
+
+def _call() -> dict[str, Any]:
+    return {"model": SCRIPT, "messages": [{"role": "user", "content": SCRIPT}]}
 
 
 def _task_fields(address: str) -> dict[str, Any]:

@@ -6,16 +6,20 @@ of its own, and leaves the rest as it was.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
+from gateway.billing_upstream import BillingUpstream, upstream_in_thread
 from service.fake_providers import fake_provider
 from service.support import ServiceProcess, running_service
 from service.test_webhooks import Receiver, running_receiver
 
 KEY = "sk-no-key-of-anybody"
+MODEL_KEY = "MODEL_KEY_OF_TESTS"
 SETTINGS = """
 [auth]
 required = true
@@ -65,6 +69,16 @@ limit_usd = "1000"
 limit_tokens = 1000
 window = "day"
 
+[projects.asking]
+credit_weight = 1
+
+[upstreams.slow]
+kind = "openai"
+base_url = "{upstream}"
+key_env = "MODEL_KEY_OF_TESTS"
+models = ["gpt-5*"]
+max_inflight = 1
+
 [[slots]]
 name = "morning"
 provider = "zai"
@@ -86,6 +100,7 @@ class Live(NamedTuple):
     receiver: Receiver
     provider: str
     settings: Path
+    upstream: BillingUpstream
 
     def url(self, path: str = "/") -> str:
         """Return the address of a page."""
@@ -93,16 +108,22 @@ class Live(NamedTuple):
 
 
 @contextmanager
-def started(folder: Path, settings: str, provider: str) -> Iterator[ServiceProcess]:
+def started(
+    folder: Path, settings: str, provider: str, upstream: str = ""
+) -> Iterator[ServiceProcess]:
     """Run a service with settings in which `{provider}` and `{key}` stand for what slots use.
 
-    It is given with its first token.
+    `{upstream}` stands for where models answer. It is given with its first token.
     """
     key, path = folder / "key", settings_in(folder)
     key.write_text(KEY)
     key.chmod(0o600)
-    path.write_text(settings.replace("{provider}", provider).replace("{key}", str(key)))
-    with running_service(folder, "--config", str(path)) as service:
+    filled = settings.replace("{provider}", provider).replace("{key}", str(key))
+    path.write_text(filled.replace("{upstream}", upstream))
+    with (
+        patch.dict(os.environ, {MODEL_KEY: KEY}),
+        running_service(folder, "--config", str(path)) as service,
+    ):
         service.token = (folder / "data/token").read_text().strip()
         yield service
 
@@ -118,5 +139,7 @@ def live_service(folder: Path) -> Iterator[Live]:
     with ExitStack() as stack:
         receiver = stack.enter_context(running_receiver())
         provider = stack.enter_context(fake_provider())
-        service = stack.enter_context(started(folder, SETTINGS, provider))
-        yield Live(service, receiver, provider, settings_in(folder))
+        upstream = stack.enter_context(upstream_in_thread())
+        models = upstream.openai_url
+        service = stack.enter_context(started(folder, SETTINGS, provider, models))
+        yield Live(service, receiver, provider, settings_in(folder), upstream)

@@ -17,6 +17,7 @@ FOUND_SECONDS = 20.0
 NAVIGATION = {
     "overview": "/",
     "tasks": "/ui/tasks",
+    "calls": "/ui/calls",
     "projects": "/ui/projects",
     "budgets": "/ui/budgets",
     "slots": "/ui/slots",
@@ -29,7 +30,7 @@ NAVIGATION = {
 def make_token(page: Page) -> None:
     """Make a token, whose text is shown this once."""
     page.get_by_label("Name").fill("somebody new")
-    page.get_by_role("button", name="Make the token").click()
+    page.get_by_role("button", name="Create the token").click()
     page.locator(".made code").wait_for()
 
 
@@ -70,6 +71,7 @@ SCREENS = {
     "confirm": Screen("/ui/tasks/{waiting}", ask_first),
     "bulk-cancel": Screen("/ui/tasks/cancel?state=queued"),
     "bulk-retry": Screen("/ui/tasks/retry?state=failed"),
+    "call": Screen("/ui/calls/{call}"),
     "project": Screen("/ui/projects/{project}"),
     "budget": Screen("/ui/budgets?scope={scope}"),
     "slot": Screen("/ui/slots/{slot}"),
@@ -93,6 +95,7 @@ def find_places(service: ServiceProcess, *, waiting: str, scope: str) -> dict[st
         "done": _first(service, "tasks", "taskId", "limit=1&state=done"),
         "failed": _first(service, "tasks", "taskId", "limit=1&state=failed"),
         "waiting": _first(service, "tasks", "taskId", f"limit=1&state=queued&{waiting}"),
+        "call": _first(service, "calls", "callId"),
         "project": _first(service, "projects", "id"),
         "scope": scope,
         "slot": _first(service, "slots", "name"),

@@ -28,6 +28,7 @@ IN_DOCS = (
     "overview-light-phone",
     "tasks-light-wide",
     "task-waits-light-wide",
+    "calls-light-wide",
     "projects-light-wide",
     "budgets-light-wide",
     "budgets-dark-wide",

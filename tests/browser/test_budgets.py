@@ -27,7 +27,8 @@ def test_a_budget_is_used_up_raised_and_the_task_that_waited_starts(
     task.get_by_role("button", name="Save").click()
     was_done(task, "is set")
     live.service.wait_for(held, "done")
-    expect(task.locator("#scope-now")).to_contain_text("2,000 spent")
+    tokens = task.locator("#scope-now tr", has_text="Tokens").locator("[data-label=Spent]")
+    expect(tokens).to_have_text("2,000")
     expect(task.locator(f"#journal a[href='/ui/tasks/{held}']")).not_to_have_count(0)
     expect(overview.locator("body")).not_to_contain_text("used up")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from zoneinfo import ZoneInfo
 
 import pytest
 from playwright.sync_api import Locator, Page, Route, expect
@@ -28,6 +30,27 @@ DRAWN = """(canvas) => {
   }
   return {share: columns.size / width, last: Math.max(...columns) / width};
 }"""
+
+
+# What is written on a canvas, and how far it lies outside of it at the worst.
+NOTED = """
+window.overhang = 0;
+window.labels = [];
+const write = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+  const {e, f} = this.getTransform();
+  const box = this.measureText(text);
+  const left = x + e - box.actualBoundingBoxLeft;
+  const right = x + e + box.actualBoundingBoxRight;
+  const top = y + f - box.actualBoundingBoxAscent;
+  const bottom = y + f + box.actualBoundingBoxDescent;
+  window.labels.push(text);
+  window.overhang = Math.max(
+    window.overhang, -left, right - this.canvas.width, -top, bottom - this.canvas.height,
+  );
+  return write.apply(this, arguments);
+};
+"""
 
 
 def figures(points: int, step_seconds: int = 5, **last: float | None) -> dict[str, Any]:
@@ -100,9 +123,12 @@ def test_hour_and_day_are_chosen_fetched_and_marked(
 def test_new_figures_are_fetched_and_drawn_at_the_pace_of_the_range(
     page: Page, live: Live, history: Figures, chosen: str
 ) -> None:
+    # Each range ends with a number of its own, so that what is drawn says which has come.
+    history.of["hour"] = figures(20, inflight=11)
+    history.of[chosen] = figures(20, inflight=44)
     page.goto(live.url())
     page.get_by_role("button", name=chosen.title(), exact=True).click()
-    expect(series(page, "in flight")).to_be_visible()
+    expect(series(page, "in flight")).to_have_text(re.compile("in flight44$"))
     history.of[chosen] = figures(21, inflight=88)
     with page.expect_response("**/ui/history?*"):
         page.clock.fast_forward(FETCH_MS[chosen])
@@ -174,3 +200,29 @@ def test_a_wait_is_told_in_its_own_unit(page: Page, live: Live, history: Figures
     history.of["hour"] = figures(2, waitAverage=0.0067, wait95=150)
     page.goto(live.url())
     expect(legend(page, "wait")).to_have_text(re.compile(r"average6\.7 ms95 %2\.5 min"))
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("size", [0.00012, 7.0, 123_456_789.0])
+def test_no_label_of_an_axis_is_cut_off(
+    visitor: Visitor, live: Live, history: Figures, width: int, size: float
+) -> None:
+    history.of["hour"] = figures(40)
+    for name in COLUMNS:
+        history.of["hour"][name] = [size * (1 + at % 7) for at in range(40)]
+    page = visitor(None, viewport={"width": width, "height": 900})
+    page.add_init_script(NOTED)
+    page.route("**/ui/history?*", history.answer)
+    page.goto(live.url())
+    expect(page.locator("[data-chart] canvas")).to_have_count(4)
+    expect(series(page, "queued")).to_be_visible()
+    assert page.evaluate("window.labels.length") > 8
+    assert page.evaluate("window.overhang") <= 0
+
+
+def test_the_times_of_charts_are_local(visitor: Visitor, live: Live, history: Figures) -> None:
+    page = visitor(None, timezone_id="Asia/Kolkata")
+    page.route("**/ui/history?*", history.answer)
+    page.goto(live.url())
+    last = datetime.fromtimestamp(history.of["hour"]["at"][-1], ZoneInfo("Asia/Kolkata"))
+    expect(legend(page, "depth")).to_contain_text(f"{last:%H:%M}")

@@ -39,6 +39,8 @@ def places(live: Live) -> dict[str, str]:
     for params in ({"error": "no answer"}, {"answer": "because"}):
         service.wait_for(service.submit(**fields, params=params))
     service.submit(projectId="narrow", params={"answer": 1}, notBefore=LATER)
+    asked = {"model": "gpt-5", "messages": [{"role": "user", "content": "why?"}]}
+    assert service.ask("POST", "/v1/chat/completions", asked).status == 200
     return find_places(service, waiting="projectId=narrow", scope="session:shown")
 
 

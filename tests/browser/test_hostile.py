@@ -19,6 +19,8 @@ DRAWS = "<svg onload"
 WRITTEN = {
     "overview": DRAWS,
     "tasks": DRAWS,
+    "calls": RUNS,
+    "call": RUNS,
     "projects": NAME,
     "budgets": SCOPE,
     "slots": RUNS,

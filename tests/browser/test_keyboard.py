@@ -45,11 +45,11 @@ def test_the_first_stop_leads_past_the_navigation(visitor: Visitor) -> None:
 def test_tab_goes_through_the_navigation_in_the_order_it_is_read(visitor: Visitor) -> None:
     page = visitor("/")
     passed = stops(page, "Settings")
-    names = ["Overview", "Tasks", "Projects", "Budgets", "Slots", "Webhooks", "Settings"]
+    names = ["Overview", "Tasks", "Calls", "Projects", "Budgets", "Slots", "Webhooks", "Settings"]
     assert passed == ["Skip to the content", "Headgate", *names]
 
 
-@pytest.mark.parametrize(("key", "name"), [*zip("otpbswc", NAVIGATION, strict=True)])
+@pytest.mark.parametrize(("key", "name"), [*zip("otapbswc", NAVIGATION, strict=True)])
 def test_g_and_a_letter_go_to_a_page(visitor: Visitor, live: Live, key: str, name: str) -> None:
     page = visitor("/ui/tasks" if name != "tasks" else "/")
     page.keyboard.press("g")

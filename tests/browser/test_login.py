@@ -19,7 +19,7 @@ def test_a_wrong_token_is_refused_and_a_right_one_leads_to_the_page_that_was_wan
     expect(token).to_be_focused()
     token.fill("hg_wrong")
     token.press("Enter")
-    expect(page.get_by_role("alert")).to_contain_text("Not let in")
+    expect(page.get_by_role("alert")).to_contain_text("Login failed")
     expect(token).to_have_value("")
     token.fill(live.service.token)
     page.get_by_role("button", name="Log in").click()

@@ -168,7 +168,7 @@ def test_pages_outlive_an_outage_of_the_store_each_in_its_way(
         service.wait_for(service.submit())
         page.goto(service.address)
         notice = page.locator(".attention", has_text="The store has a problem")
-        unknown = page.get_by_text("not known while the store is away")
+        unknown = page.get_by_text("unknown while the store is unreachable")
         expect(page.locator("#budgets")).to_be_visible()
         expect(notice).to_have_count(0)
         postgres.stop()

@@ -27,9 +27,9 @@ def test_what_was_opened_stays_open_when_the_figures_are_drawn_anew(
     visitor: Visitor, live: Live
 ) -> None:
     page = visitor("/")
-    page.locator("summary", has_text="The same as a table").click()
+    page.locator("summary", has_text="Show as a table").click()
     with page.expect_response(lambda answer: "hx-request" in answer.request.headers):
         live.service.submit()
-    expect(page.locator("summary", has_text="The same as a table").locator("..")).to_have_attribute(
+    expect(page.locator("summary", has_text="Show as a table").locator("..")).to_have_attribute(
         "open", ""
     )

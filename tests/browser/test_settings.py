@@ -16,7 +16,7 @@ def test_a_reload_shows_what_it_changed_and_a_bad_file_changes_nothing(
     try:
         live.settings.write_text(before.replace("max_inflight = 100", "max_inflight = 90"))
         page.get_by_role("button", name="Reload now").click()
-        was_done(page, "the file was read")
+        was_done(page, "Headgate read the file")
         last = page.locator("#state-of-settings")
         expect(last).to_contain_text("scheduler.max_inflight")
         expect(last).to_contain_text("90")
@@ -45,7 +45,7 @@ def test_an_override_is_listed_and_ended(visitor: Visitor, live: Live) -> None:
     row = page.get_by_role("row").filter(has_text="projects.narrow.credit_weight").first
     row.locator("summary").click()
     row.get_by_role("button", name="End the override").click()
-    was_done(page, "the file says")
+    was_done(page, "the value of the file applies again")
     page.get_by_role("link", name="Audit log").first.click()
     expect(page.locator("#entries")).to_contain_text("narrow")
 
@@ -55,7 +55,7 @@ def test_a_token_is_made_shown_once_used_and_revoked(visitor: Visitor, live: Liv
     page.get_by_label("Name").fill("a reader")
     page.get_by_role("checkbox", name="submit").uncheck()
     page.get_by_role("checkbox", name="cancel").uncheck()
-    page.get_by_role("button", name="Make the token").click()
+    page.get_by_role("button", name="Create the token").click()
     text = page.locator(".made code").inner_text()
     assert text.startswith("hg_")
     page.goto(live.url("/ui/settings/tokens"))

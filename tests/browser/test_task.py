@@ -80,7 +80,7 @@ def test_a_failed_task_shows_its_error_and_its_attempts(visitor: Visitor, live: 
     page = visitor(f"/ui/tasks/{task}")
     expect(page.get_by_role("heading", name="Error")).to_be_visible()
     expect(page.locator("#error-text")).to_contain_text("the disk is full")
-    expect(page.get_by_text("not tried again: no more than 2 may fail")).to_be_visible()
+    expect(page.get_by_text("no retry: no more than 2 may fail")).to_be_visible()
 
 
 def test_the_curl_line_is_copied_without_the_token(visitor: Visitor, live: Live) -> None:

@@ -28,7 +28,7 @@ def test_a_webhook_that_was_given_up_is_found_and_sent_again(visitor: Visitor, l
     page.locator("#deliveries th a").click()
     expect(page.locator("#delivery")).to_contain_text("410")
     page.get_by_role("button", name="Send again").click()
-    was_done(page, "sent again")
+    was_done(page, "sends the webhook again")
     wait_until(lambda: tries_of(live, task) == 2, seconds=10)
     expect(page.locator("#delivery")).to_contain_text("given up")
     page.locator("#delivery").get_by_role("link", name=task).click()
@@ -45,13 +45,13 @@ def test_one_that_arrived_is_asked_about_before_it_is_sent_again(
     expect(row).not_to_contain_text("secret=hidden")
     row.locator("summary", has_text="Send again").click()
     row.get_by_role("button", name="Send it again").click()
-    was_done(page, "sent again")
+    was_done(page, "sends the webhook again")
     wait_until(lambda: len(live.receiver.at("/taken?secret=hidden")) == 2, seconds=10)
 
 
 def test_an_address_is_tried_and_its_answer_told(visitor: Visitor, live: Live) -> None:
     page = visitor("/ui/webhooks")
-    for path, said in (("/ping", "took the message"), ("/gone", "did not take the message")):
+    for path, said in (("/ping", "accepted the message"), ("/gone", "did not take the message")):
         page.get_by_role("textbox", name="Address").fill(f"{live.receiver.url}{path}")
         page.get_by_role("button", name="Send a ping").click()
         expect(page.locator("main > .flash")).to_contain_text(said)
@@ -60,7 +60,7 @@ def test_an_address_is_tried_and_its_answer_told(visitor: Visitor, live: Live) -
 def test_a_new_secret_is_made_and_its_text_stays_hidden(visitor: Visitor, live: Live) -> None:
     page = visitor("/ui/webhooks")
     page.locator("summary", has_text="New secret").click()
-    page.get_by_role("button", name="Make a new secret").click()
+    page.get_by_role("button", name="Create a new secret").click()
     was_done(page, "new signing secret")
     expect(page.get_by_role("rowheader", name="replaced")).to_be_visible()
     assert "whsec_" not in page.content()

@@ -77,6 +77,13 @@ class _Process:
             self._process.wait(STOP_SECONDS)
             self._process = None
 
+    def signal_all(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, number)
+            if number is signal.SIGKILL:
+                self._process.wait(STOP_SECONDS)
+                self._process = None
+
     def failed(self) -> ServerDidNotStartError:
         return ServerDidNotStartError(self.log_path.read_text(errors="replace")[-2_000:])
 
@@ -136,13 +143,15 @@ class _RedisClient(Protocol):
 class PostgresServer:
     """A PostgreSQL server; one that is not durable skips fsync, which no test of logic needs."""
 
-    def __init__(self, folder: Path, *, is_durable: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, is_durable: bool = False, settings: tuple[str, ...] = ()
+    ) -> None:
         self._folder = folder
         self._data = folder / "data"
         self._binaries = _postgres_installation(folder) / "bin"
         self._user = UNPRIVILEGED if os.geteuid() == 0 else None
         command = [str(self._binaries / "postgres"), "-D", str(self._data), "-k", str(folder)]
-        command += [*POSTGRES_SETTINGS, *(() if is_durable else NOT_DURABLE)]
+        command += [*POSTGRES_SETTINGS, *(() if is_durable else NOT_DURABLE), *settings]
         self._process = _Process(command, folder, user=self._user)
         self.socket_path = folder / ".s.PGSQL.5432"
         self.url = f"postgresql://postgres@/postgres?host={folder}"
@@ -162,6 +171,39 @@ class PostgresServer:
     def kill(self) -> None:
         """Stop as a power cut would; the next start recovers."""
         self._process.end(signal.SIGQUIT)
+
+    def power_off(self) -> None:
+        """End the server and all that it has started, at once."""
+        self._process.signal_all(signal.SIGKILL)
+
+    def stand_still(self) -> None:
+        """Stop the server and all that it has started, as a network does that loses it."""
+        self._process.signal_all(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let a server go on that stands still."""
+        self._process.signal_all(signal.SIGCONT)
+
+    def promote(self) -> None:
+        """Make a standby the primary, and return when it takes changes."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
+
+    def follow(self, primary: PostgresServer) -> None:
+        """Start anew, as a standby with a copy of all that the primary has."""
+        shutil.rmtree(self._data, ignore_errors=True)
+        if self._user is not None:
+            shutil.chown(self._folder, self._user)
+        command = [str(self._binaries / "pg_basebackup"), "-D", str(self._data), "-R", "-X"]
+        command += ["stream", "--checkpoint=fast", "--no-sync", "-h", str(primary.folder)]
+        self._run([*command, "-U", "postgres"])
+        self._process.spawn()
+        _wait_until(self._answers, self._process)
+
+    @property
+    def folder(self) -> Path:
+        """Where its socket is."""
+        return self._folder
 
     def new_schema(self) -> str:
         """Make an empty schema, and return the URL under which everything happens in it."""
@@ -184,6 +226,9 @@ class PostgresServer:
             shutil.chown(self._folder, self._user)
         command = [str(self._binaries / "initdb"), "-D", str(self._data), "-A", "trust"]
         command += ["-U", "postgres", "--no-sync", "--locale=C", "--encoding=UTF8"]
+        self._run(command)
+
+    def _run(self, command: list[str]) -> None:
         done = subprocess.run(
             command, user=self._user, cwd=self._folder, capture_output=True, check=False
         )
@@ -220,6 +265,63 @@ def running_postgres(*, is_durable: bool = False) -> Iterator[PostgresServer]:
             yield server
         finally:
             server.kill()
+
+
+SYNCHRONOUS = ("-c", "synchronous_standby_names=*", "-c", "wal_receiver_status_interval=1s")
+
+
+class PostgresPair:
+    """A primary and a synchronous standby, which change places."""
+
+    def __init__(self, folders: tuple[Path, Path]) -> None:
+        self.primary, self.standby = (
+            PostgresServer(folder, is_durable=True, settings=SYNCHRONOUS) for folder in folders
+        )
+        hosts = ",".join(map(str, folders))
+        self.url = f"postgresql://postgres@/postgres?host={hosts}&port=5432,5432"
+
+    def start(self) -> None:
+        """Start both; the primary confirms what the standby has."""
+        self.primary.start()
+        self.standby.follow(self.primary)
+
+    def fail_over(self) -> None:
+        """Have the standby take over from a primary that is gone."""
+        self.primary.power_off()
+        self._change_places()
+
+    def split(self) -> None:
+        """Have the standby take over from a primary that is only cut off, and comes back."""
+        self.primary.stand_still()
+        self._change_places()
+        self.standby.go_on()
+
+    def rejoin(self) -> None:
+        """Make the former primary a standby of the present one."""
+        self.standby.power_off()
+        self.standby.follow(self.primary)
+
+    def kill(self) -> None:
+        """End both."""
+        for server in (self.primary, self.standby):
+            server.go_on()
+            server.power_off()
+
+    def _change_places(self) -> None:
+        self.standby.promote()
+        self.primary, self.standby = self.standby, self.primary
+
+
+@contextmanager
+def running_pair() -> Iterator[PostgresPair]:
+    """Run a primary and its standby for the length of the block."""
+    with _folder() as first, _folder() as second:
+        pair = PostgresPair((first, second))
+        pair.start()
+        try:
+            yield pair
+        finally:
+            pair.kill()
 
 
 @contextmanager

@@ -72,7 +72,6 @@ def test_a_sqlite_url_has_no_options() -> None:
 
 
 URLS_BY_PACKAGE = [
-    ("apsw", "sqlite:///budget.db"),
     ("redis", "redis://127.0.0.1"),
     ("psycopg", "postgresql://127.0.0.1/db"),
 ]

@@ -156,7 +156,7 @@ def test_budget_status_cli_shows_breakdown(
 ) -> None:
     path = tmp_path / "budget.db"
     asyncio.run(spend_as_shown(path))
-    arguments = ["budget", "status", "--sqlite-path", str(path), "--session", "eval-2026-04-12"]
+    arguments = ["budget", "status", "--ledger", str(path), "--session", "eval-2026-04-12"]
     assert headgate(arguments) == 0
     shown = capsys.readouterr().out
     for line in (

@@ -8,7 +8,7 @@ import sys
 
 from doc_pages import ROOT, blocks_of
 
-PAGE = ROOT / "docs/tutorials/shared-budget.md"
+PAGE = ROOT / "docs/tutorials/python.md"
 EXAMPLE = ROOT / "docs/examples/shared_budget.py"
 
 

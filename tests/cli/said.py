@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
+
+import pytest
 
 
 class Said(NamedTuple):
@@ -26,3 +30,13 @@ class Said(NamedTuple):
 
 
 Command = Callable[..., Said]
+
+
+@contextmanager
+def in_zone(zone: str) -> Iterator[None]:
+    """Have this process be in a zone for a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        yield
+    time.tzset()

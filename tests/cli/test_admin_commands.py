@@ -1,4 +1,4 @@
-"""The commands that administer a service: reload, pause, audit, backup, restore, doctor."""
+"""The commands that operate a service: its things, budgets, reload, audit, backup, doctor."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import apsw
 import pytest
 
 from cli.said import Command, Said
+from headgate import SyncClient
 from headgate.cli.main import run
 from headgate.storage.data_lock import hold_directory, is_held
 from service.support import ECHO_TARGET, ServiceProcess, running_service
@@ -26,6 +27,9 @@ SETTINGS = f"""{ECHO_TARGET}
 max_inflight = 5
 
 [projects.evals]
+
+[budgets."project:evals"]
+limit_usd = "5"
 """
 
 
@@ -76,36 +80,178 @@ def test_reload_prints_what_changed(admin: Command, folder: Path) -> None:
     assert admin("reload").out == "nothing has changed\n"
 
 
-def test_pause_and_resume_are_for_everything_or_for_one_thing(admin: Command) -> None:
-    assert admin("pause").out == "paused: nothing new starts\n"
+def test_the_service_is_paused_and_resumed(admin: Command) -> None:
+    paused = "The service is paused: no task starts. headgate service resume ends this."
+    assert admin("service", "pause").out == f"{paused}\n"
     assert admin("stats", "--json").json["paused"] is True
-    assert admin("resume", "--json").json == {"paused": False}
-    assert admin("pause", "--project", "evals").out == "project evals is paused\n"
-    assert admin("resume", "--project", "evals", "--json").json["status"] == "active"
-    assert "there is no project 'none'" in admin("pause", "--project", "none").err
-    both = admin("pause", "--project", "evals", "--agent", "a")
-    assert (both.code, both.err) == (2, "headgate: --agent: name one thing at a time\n")
+    assert admin("stats").out.splitlines()[0] == paused
+    assert admin("service", "resume", "--json").json == {"paused": False}
+    assert admin("service", "resume").out == "The service is active.\n"
+    assert "paused" not in admin("stats").out
+
+
+THINGS = [("project", "evals"), ("agent", "coder"), ("target", "echo")]
+
+
+@pytest.mark.parametrize(("noun", "name"), THINGS)
+def test_one_thing_is_paused_drained_and_resumed(admin: Command, noun: str, name: str) -> None:
+    if noun == "agent":
+        assert admin("agent", "set", name, "--capacity", "2").code == 0
+    title = f"{noun.capitalize()} {name}"
+    assert admin(noun, "pause", name).out == (
+        f"{title} is paused: none of its waiting tasks start; running ones go on. "
+        f"headgate {noun} resume {name} ends this.\n"
+    )
+    assert admin(noun, "show", name, "--json").json["status"] == "paused"
+    drained = f"{title} drains: it accepts no new tasks and finishes those it has.\n"
+    assert admin(noun, "drain", name).out == drained
+    assert admin(noun, "resume", name).out == f"{title} is active.\n"
+    assert "status" in admin(noun, "show", name).out
+    assert name in admin(noun, "list").out
+    assert name in [one["id"] for one in admin(noun, "list", "--json").lines]
+
+
+@pytest.mark.parametrize("verb", ["show", "pause", "resume", "drain"])
+@pytest.mark.parametrize(
+    ("noun", "name", "line"),
+    [
+        (
+            "project",
+            "evalz",
+            (
+                "There is no project evalz. Did you mean evals? Projects: evals, default. Add one "
+                "as [projects.evalz] in the settings file, then run headgate reload."
+            ),
+        ),
+        (
+            "target",
+            "ecco",
+            (
+                "There is no target ecco. Did you mean echo? Targets: pull, gateway, echo. Add "
+                "one as [targets.ecco] in the settings file, then run headgate reload."
+            ),
+        ),
+    ],
+)
+def test_an_unknown_name_is_answered_with_those_that_there_are(
+    admin: Command, noun: str, name: str, line: str, verb: str
+) -> None:
+    assert admin(noun, verb, name) == Said(2, "", f"headgate: {line}\n")
+
+
+def test_an_agent_that_nobody_knows_is_not_paused_by_mistake(admin: Command) -> None:
+    refused = admin("agent", "pause", "kodar")
+    assert (refused.code, refused.out) == (2, "")
+    assert "There is no agent kodar." in refused.err
+    assert "headgate agent set kodar --capacity N" in refused.err
+
+
+def test_a_project_and_an_agent_are_changed_until_the_file_says_otherwise(admin: Command) -> None:
+    changed = admin("project", "set", "evals", "--weight", "3", "--max-agents", "4", "--json").json
+    assert (changed["creditWeight"], changed["maxConcurrentAgents"]) == (3.0, 4)
+    free = admin("project", "set", "evals", "--max-agents", "none", "--reset", "weight", "--json")
+    assert (free.json["creditWeight"], free.json["maxConcurrentAgents"]) == (1.0, None)
+    assert admin("project", "set", "evals").err.startswith("headgate: options: say what to change")
+    assert "neither a number nor none" in admin("project", "set", "evals", "--max-agents", "x").err
+    agent = admin("agent", "set", "coder", "--capacity", "5", "--accepts-open", "--json").json
+    assert (agent["capacity"], agent["acceptsOpen"]) == (5, True)
+    said = admin("agent", "set", "coder", "--reset", "capacity", "--reset", "accepts-open").out
+    assert said.startswith("Changed agent coder at http://")
+
+
+def test_a_model_is_shown_with_its_route(admin: Command) -> None:
+    shown = admin("model", "show", "gpt-5", "--json").json
+    assert shown["route"] == ["anthropic/gpt-5", "openai/gpt-5"]
+    assert admin("model", "list").err.startswith("headgate: There are no models.")
 
 
 def test_closures_lists_what_is_closed_and_resume_opens_it(admin: Command) -> None:
-    assert admin("closures").out == "nothing is closed\n"
-    target = "echo"
-    admin("pause", "--target", target)
+    assert admin("closures").out == "Nothing is closed.\n"
+    admin("target", "pause", "echo")
     table = admin("closures").out
     assert "operator" in table
     assert "paused by an administrator" in table
     assert admin("closures", "--json").json["kind"] == "target"
-    assert admin("resume", "--target", target).out == f"target {target} is active\n"
-    assert admin("closures").out == "nothing is closed\n"
-    opened = admin("resume", "--budget", "project:evals").out
-    assert opened.startswith("budget project:evals is open until it is found without room")
-    refused = admin("resume", "--slot", "nowhere")
-    assert (refused.code, "nowhere" in refused.err) == (2, True), refused
+    assert "1 closure keeps tasks waiting; headgate closures lists them." in admin("stats").out
+    assert admin("target", "resume", "echo").out == "Target echo is active.\n"
+    assert admin("closures").out == "Nothing is closed.\n"
+    opened = admin("budget", "resume", "project:evals").out
+    assert opened.startswith("Budget project:evals is open until it has no room")
+    unknown = admin("budget", "resume", "project:nobody")
+    assert (unknown.code, unknown.out) == (2, "")
+    assert unknown.err.startswith("headgate: There is no budget project:nobody.")
+    refused = admin("slot", "resume", "nowhere")
+    assert (refused.code, "There is no slot nowhere." in refused.err) == (2, True), refused
+
+
+def test_budgets_of_a_service_are_set_listed_shown_and_deleted(
+    admin: Command, service: ServiceProcess
+) -> None:
+    at = f"at {service.address}"
+    said = admin("budget", "set", "--session", "eval-1", "--limit-usd", "20", "--window", "day")
+    assert said.out == f"Set budget session:eval-1 to $20.00, counted by the day, {at}\n"
+    rows = {one["scope"]: one for one in admin("budget", "list", "--json").lines}
+    assert rows["session:eval-1"]["limitUsd"] == "20.00"
+    assert rows["project:evals"]["limitUsd"] == "5.00"
+    assert "session:eval-1" in admin("budget", "list").out
+    status = admin("budget", "status", "--session", "eval-1").out.splitlines()
+    assert status[0] == "Spent: $0.00 / $20.00 (0.0%)"
+    assert "more room at" in status[-1]
+    assert admin("budget", "delete", "session:eval-1").out.startswith(
+        f"Deleted budget session:eval-1 {at}: "
+    )
+    assert "session:eval-1" not in admin("budget", "list").out
+    gone = admin("budget", "delete", "session:eval-1")
+    assert (gone.code, gone.out) == (2, "")
+    assert "Budgets: project:evals." in gone.err
+
+
+def test_reservations_of_a_service_are_extended_released_and_adjusted(
+    admin: Command, service: ServiceProcess
+) -> None:
+    with SyncClient(service.address) as client:
+        client.reserve("call-1", "project:evals", usd="1.50")
+    (entry, *_) = admin("budget", "journal", "project:evals", "--json").lines
+    name = entry["reservationId"]
+    extended = admin("budget", "extend", name, "--for", "2h", "--utc").out
+    assert extended.startswith(f"Extended {name} until ")
+    assert extended.endswith(f" UTC, at {service.address}\n")
+    released = admin("budget", "release", name, "--yes", "--reason", "not billed")
+    assert released.out == f"Released {name} at {service.address}\n"
+    assert admin("budget", "release", "never", "--yes").code == 2
+    adjust = ["budget", "adjust", "project:evals", "--usd", "2"]
+    assert admin(*adjust).err.startswith("headgate: --reason: say why")
+    said = admin(*adjust, "--reason", "an invoice").out
+    assert said.startswith(f"Adjusted project:evals at {service.address}: $2.00 spent")
+    assert admin("budget", "adjust", "project:evals", "--usd=-2", "--reason", "back").code == 0
+    actions = [one["action"] for one in admin("audit", "--limit", "4", "--json").lines]
+    assert actions == ["budget.adjust", "budget.adjust", "budget.release", "budget.extend"]
+
+
+def test_a_typo_in_a_budget_is_a_warning_at_submit(admin: Command, service: ServiceProcess) -> None:
+    admin("budget", "set", "session:nightly", "--limit-usd", "5")
+    line = (
+        "headgate: warning: Budget 'session:nightly2' is not defined, so nothing limits it. "
+        "Did you mean 'session:nightly'?\n"
+    )
+    said = admin("submit", "read", "--agent", "a", "--scope", "session:nightly2")
+    assert (said.code, said.err) == (0, line)
+    task = '{"agentId": "a", "action": "read", "scopes": ["session:nightly2"]}'
+    many = subprocess.run(
+        [sys.executable, "-m", "headgate", "submit", "-", "--json", "--url", service.address],
+        input=f"{task}\n{task}\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert many.stderr.count(line) == 1
+    admin("budget", "delete", "session:nightly")
 
 
 def test_audit_prints_who_changed_what(admin: Command) -> None:
-    admin("pause", "--agent", "coder")
-    admin("resume", "--agent", "coder")
+    admin("agent", "set", "coder", "--capacity", "2")
+    admin("agent", "pause", "coder")
+    admin("agent", "resume", "coder")
     printed = admin("audit", "--limit", "2", "--json").out
     entries = [json.loads(line) for line in printed.splitlines()]
     assert [one["action"] for one in entries] == ["agent.patch", "agent.patch"]

@@ -199,15 +199,15 @@ def test_a_fault_of_our_own_is_one_line_and_no_traceback(
 
     monkeypatch.setattr(cli_main.cli, "main", broken)
     monkeypatch.delenv("HEADGATE_DEBUG", raising=False)
-    assert run(["demo"]) == 70
+    assert run(["simulate"]) == 70
     printed = capsys.readouterr().err
     assert "internal error" in printed
     assert "ZeroDivisionError: oops" in printed
     assert "Traceback" not in printed
 
 
-def test_demo_shows_targets_beside_shares(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["demo", "--seconds", "20", "--json"]) == 0
+def test_a_simulation_shows_targets_beside_shares(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--seconds", "20", "--json"]) == 0
     lines = {line["project"]: line for line in json.loads(capsys.readouterr().out)["projects"]}
     assert set(lines) == {"research", "noisy", "evals"}
     for name in ("research", "noisy"):
@@ -216,10 +216,10 @@ def test_demo_shows_targets_beside_shares(capsys: pytest.CaptureFixture[str]) ->
     assert lines["evals"]["reason"].startswith("project evals has used 30")
 
 
-def test_demo_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_simulation_is_the_same_for_the_same_seed(capsys: pytest.CaptureFixture[str]) -> None:
     outputs = []
     for seed in ("5", "5", "6"):
-        assert run(["demo", "--seconds", "2", "--seed", seed]) == 0
+        assert run(["simulate", "--seconds", "2", "--seed", seed]) == 0
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == outputs[1] != outputs[2]
 

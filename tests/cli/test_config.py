@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
 
-from headgate.cli.config import config
-from headgate.cli.config_report import EXAMPLE
 from headgate.cli.main import run
 from headgate.config import SchedulerSettings
+from headgate.config.example import example
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -44,6 +45,8 @@ def test_check_says_ok_and_counts_what_there_is(
         "  prices       0",
         "  rate limits  0",
         "  slots        0",
+        "  upstreams    2       anthropic, openai",
+        "  models       0",
     ]
 
 
@@ -67,6 +70,9 @@ def test_check_writes_json(here: Path, capsys: pytest.CaptureFixture[str]) -> No
         "prices": [],
         "rate_limits": ["claude"],
         "slots": [],
+        "upstreams": ["anthropic", "openai"],
+        "models": [],
+        "problems": [],
     }
 
 
@@ -123,15 +129,127 @@ def test_a_named_file_that_is_missing_is_refused(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == f"headgate: {line}\n"
 
 
-def test_a_variable_that_a_target_lacks_is_a_warning(
+def test_a_variable_that_a_target_lacks_keeps_the_service_from_starting(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HEADGATE_TEST_TOKEN", raising=False)
     target = '[targets.a]\nkind = "command"\ncommand = ["run"]\nenv = { K = "{env.%s}" }'
     write(here, target % "HEADGATE_TEST_TOKEN")
+    assert run(["config", "check"]) == 2
+    said = capsys.readouterr()
+    assert said.err == (
+        "headgate: targets.a: the service does not start without HEADGATE_TEST_TOKEN in its "
+        "environment; set it where you start it\n"
+    )
+    assert said.out.startswith("headgate.toml: headgate up would not start here\n")
+    assert run(["config", "check", "--file-only"]) == 0
+    assert capsys.readouterr().err == ""
+    assert run(["config", "check", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+    monkeypatch.setenv("HEADGATE_TEST_TOKEN", "any")
     assert run(["config", "check"]) == 0
-    warning = "targets.a: needs HEADGATE_TEST_TOKEN in the environment"
-    assert capsys.readouterr().err == f"headgate: warning: {warning}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[store]\nurl = "mysql://h/d"', "store.url: 'mysql' is not a scheme"),
+        ('[store]\nurl = "postgresql://h/d?no=1"', "url: is not a PostgreSQL URL"),
+        ('[ledger]\nurl = "redis://h/first"', "url: the database, "),
+        (
+            '[upstreams.a]\nkind = "openai"\nslots = ["nowhere"]',
+            "upstreams.a.slots[0]: no [[slots]] has the name 'nowhere'",
+        ),
+        (
+            '[targets.a]\nkind = "callable"\nentry_point = "nowhere:run"',
+            "targets.a.entry_point: nowhere cannot be imported",
+        ),
+    ],
+)
+def test_check_refuses_what_up_would_refuse(
+    text: str, line: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, text)
+    assert run(["config", "check"]) == 2
+    assert capsys.readouterr().err.startswith(f"headgate: {line}")
+
+
+def test_check_contacts_nobody(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0)
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        write(
+            here,
+            f"""
+            [store]
+            url = "postgresql://{place}/tasks"
+            [ledger]
+            url = "redis://{place}/0"
+            [upstreams.near]
+            kind = "openai"
+            base_url = "http://{place}"
+            [targets.near]
+            kind = "http"
+            url = "http://{place}"
+            """,
+        )
+        assert run(["config", "check"]) == 0
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert [path.name for path in here.iterdir()] == ["headgate.toml"]
+
+
+def test_check_takes_the_file_as_an_argument(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "other.toml").write_text("[projects.a]")
+    assert run(["config", "check", "other.toml"]) == 0
+    assert capsys.readouterr().out.startswith("other.toml: ok\n")
+    assert run(["config", "check", "other.toml", "--config", "other.toml"]) == 2
+    assert "name the file once" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+@pytest.mark.parametrize(
+    ("text", "code", "out", "err"),
+    [
+        ("[projects.a]", 0, "standard input: ok\n", ""),
+        (
+            "[projects",
+            2,
+            "",
+            (
+                "headgate: standard input, line 1, column 10: "
+                "Expected ']' at the end of a table declaration\n"
+            ),
+        ),
+    ],
+)
+def test_check_reads_what_is_piped_into_it(
+    arguments: list[str], text: str, code: int, out: str, err: str, here: Path
+) -> None:
+    write(here, "this is not read")
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "config", "check", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (code, err)
+    assert done.stdout.startswith(out)
+
+
+def test_with_nothing_on_its_input_check_reads_the_file_here(here: Path) -> None:
+    write(here, "[projects.a]")
+    done = subprocess.run(
+        [sys.executable, "-m", "headgate", "config", "check"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("headgate.toml: ok\n")
 
 
 def test_show_has_every_key_with_its_origin(
@@ -184,24 +302,14 @@ def test_example_prints_a_file_that_check_accepts(
 ) -> None:
     assert run(["config", "example"]) == 0
     printed = capsys.readouterr().out
-    assert printed == EXAMPLE.read_text() == (DOCS / "examples/headgate.toml").read_text()
+    assert printed == example() == (DOCS / "examples/headgate.toml").read_text()
     write(here, printed)
     assert run(["config", "check"]) == 0
 
 
 def test_example_writes_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "example", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == tomllib.loads(EXAMPLE.read_text())
-
-
-def test_every_command_and_option_is_in_the_reference() -> None:
-    page = (DOCS / "reference/configuration.md").read_text()
-    for name, command in config.commands.items():
-        assert f"\n## `headgate config {name}`\n" in page
-        section = page.split(f"\n## `headgate config {name}`\n")[1].split("\n## ")[0]
-        for parameter in command.params:
-            assert isinstance(parameter, click.Option)
-            assert f"`{parameter.opts[0]}`" in section
+    assert json.loads(capsys.readouterr().out) == tomllib.loads(example())
 
 
 def test_a_budget_of_a_project_that_is_not_configured_is_warned_of(
@@ -214,3 +322,31 @@ def test_a_budget_of_a_project_that_is_not_configured_is_warned_of(
     assert run(["config", "check", "--config", str(file)]) == 0
     (warning,) = capsys.readouterr().err.splitlines()
     assert "there is no project 'alhpa'" in warning
+
+
+def test_a_setting_is_explained_with_its_range_and_its_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["config", "explain", "scheduler.max_wait_ticks"]) == 0
+    section, key, meaning = capsys.readouterr().out.splitlines()
+    assert section == "[scheduler]"
+    assert key == "  max_wait_ticks: a whole number from 1 to 1,000,000,000,000,000; default: 1000"
+    assert meaning.startswith("    A lane goes first")
+
+
+def test_every_setting_is_explained_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["config", "explain", "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) > 150
+    assert all(line["meaning"] for line in lines)
+    assert {"[scheduler]", "[[slots]]", 'kind = "http"'} <= {line["section"] for line in lines}
+
+
+def test_a_section_is_explained_whole_and_an_unknown_word_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["config", "explain", "dashboard"]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "[dashboard]"
+    assert run(["config", "explain", "max_wait_tick"]) == 0
+    assert run(["config", "explain", "queue_shear"]) == 2
+    assert "did you mean queue_share?" in capsys.readouterr().err

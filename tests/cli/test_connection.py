@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client.scripted_server import response, scripted
-from headgate.cli.connection import Connection, connect
+from headgate.cli.connection import Connection, accepted_service, connect
 from headgate.cli.main import run
 from headgate.errors import InvalidSettingError
 from headgate.storage.data_lock import hold_directory
@@ -136,3 +136,61 @@ def test_a_wrong_address_is_a_wrong_call(
 ) -> None:
     assert run(["tasks", "--url", url]) in {2, 3}
     assert capsys.readouterr().err.count("\n") == 1
+
+
+UNKNOWN = response(
+    401,
+    '{"code":"unauthorized","error":"this service does not recognise that token",'
+    '"retryable":false}',
+)
+
+
+def test_a_stale_token_file_is_left_out_where_no_token_is_needed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(UNKNOWN, READY, READY) as server, connect(Connection(url=server.url)) as client:
+        assert client.ready().role == "dispatcher"
+        assert client.ready().role == "dispatcher"
+        sent = server.headers("authorization")
+    assert sent == ["Bearer from-the-file", "", ""]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(home / "token") in said
+    assert "--data" in said
+
+
+def test_a_stale_token_file_is_named_where_a_token_is_needed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(UNKNOWN, REFUSED) as server:
+        assert run(["tasks", "--url", server.url]) == 4
+    said = capsys.readouterr().err
+    assert said == (
+        "headgate: Login failed: this service does not recognise that token "
+        f"(read from {home / 'token'}). Name the service's directory with --data, or give "
+        "--token.\n"
+    )
+
+
+@pytest.mark.parametrize("is_option", [True, False])
+def test_a_token_that_somebody_gave_is_never_left_out(
+    home: Path,
+    is_option: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["--token", "given"] if is_option else []
+    if not is_option:
+        monkeypatch.setenv("HEADGATE_TOKEN", "given")
+    with scripted(UNKNOWN, READY) as server:
+        assert run(["tasks", "--url", server.url, *given]) == 4
+        assert server.headers("authorization") == ["Bearer given"]
+    origin = "--token" if is_option else "HEADGATE_TOKEN"
+    assert f"(read from {origin})" in capsys.readouterr().err
+
+
+def test_what_talks_to_a_service_for_long_begins_without_a_stale_token(home: Path) -> None:
+    with scripted(UNKNOWN, response(200, "{}")) as server:
+        assert accepted_service(Connection(url=server.url)) == (server.url, None)
+    with scripted(response(200, "{}")) as server:
+        assert accepted_service(Connection(url=server.url)) == (server.url, "from-the-file")

@@ -24,6 +24,16 @@ async def done(
     return await world.respond(WORK, headers, body)
 
 
+async def test_a_call_of_a_model_takes_as_long_and_uses_as_much_as_it_says() -> None:
+    said = {"seconds": "0", "tokens": "1000", "of": "a page"}
+    body = msgspec.json.encode({"model": "demo-chat", "messages": [], "metadata": said})
+    answer = await DemoWorld(FakeProvider()).respond("/v1/chat/completions", {}, body)
+    usage = msgspec.json.decode(answer.body)["usage"]
+    assert usage == {"prompt_tokens": 800, "completion_tokens": 200}
+    wrong = await DemoWorld(FakeProvider()).respond("/v1/chat/completions", {}, b"[]")
+    assert wrong.status == 400
+
+
 async def test_a_task_tells_what_it_used() -> None:
     answer = await done(DemoWorld(FakeProvider()), tokens=1_000, of="a page")
     body = msgspec.json.decode(answer.body)
@@ -80,7 +90,9 @@ def test_the_settings_know_everything_that_the_plan_names() -> None:
         assert kind.target is None or kind.target in settings.targets
         assert kind.scope is None or kind.scope in settings.budgets
     assert len(settings.agents) == 12
-    assert {slot.key_env for slot in settings.slots.values()} == KEYS.keys()
+    keys = [slot.key_env for slot in settings.slots.values()]
+    keys += [upstream.key_env for upstream in settings.upstreams.values()]
+    assert set(keys) == KEYS.keys()
 
 
 def test_every_address_of_the_settings_is_on_this_machine_and_nothing_is_kept() -> None:

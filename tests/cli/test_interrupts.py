@@ -91,7 +91,7 @@ def test_an_interrupt_as_a_loop_ends_leaves_no_traceback_of_its_threads(*, is_fa
 def command_of(silent: socket.socket) -> Iterator[subprocess.Popen[str]]:
     """Give a command that has begun, and will wait for a server that says nothing."""
     url = f"postgresql://user@127.0.0.1:{silent.getsockname()[1]}/db"
-    command = [sys.executable, "-c", BEGIN, "budget", "status", "--url", url]
+    command = [sys.executable, "-c", BEGIN, "budget", "status", "--ledger", url]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import io
 import json
 import logging
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
 from api.asgi_client import Client, answer_of
-from doc_pages import ROOT, UPDATING, rows_under
 from headgate.api.http.server import RequestLog
 from headgate.cli.logs import configure_logs, is_told, task_logger
 from headgate.config import LogSettings
@@ -26,7 +23,6 @@ from headgate.core.task import Progress, Submission, Task, TaskRecord, TaskStatu
 from headgate.engine.events import EventFeed
 from headgate.engine.task_log import TaskLog
 
-PAGE = ROOT / "docs/reference/logs.md"
 LEVELS = {"debug", "info", "warning", "error", "exception"}
 CANARY = "canary-secret"
 FORM = ("event", "level", "timestamp")
@@ -221,55 +217,6 @@ async def test_a_request_is_a_line_without_its_query_and_headers(written: Writte
     assert (line["event"], line["method"], line["path"]) == ("request", "GET", "/livez")
     assert (line["status"], bool(line["request_id"])) == (200, True)
     assert CANARY not in written.text
-
-
-def calls_in(path: Path) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        called, owner = node.func.attr, node.func.value
-        if called in LEVELS and isinstance(owner, ast.Name) and owner.id == "log":
-            (event,) = node.args
-            assert isinstance(event, ast.Constant), f"{path}:{node.lineno} has no fixed name"
-            fields = tuple(word.arg for word in node.keywords if word.arg)
-            yield str(event.value), "error" if called == "exception" else called, fields
-
-
-def lines_in_the_code() -> dict[str, tuple[str, set[str]]]:
-    """Return every line that the service writes, with its level and the fields that it names."""
-    found: dict[str, tuple[str, set[str]]] = {}
-    for path in sorted((ROOT / "src/headgate").rglob("*.py")):
-        for event, level, fields in calls_in(path):
-            found.setdefault(event, (level, set()))[1].update(fields)
-    return found
-
-
-def test_every_line_is_in_the_reference_with_its_level_and_fields() -> None:
-    found = lines_in_the_code()
-    if UPDATING:
-        write_missing(found)
-    rows = {row[0]: row for row in rows_under(PAGE.read_text(), "All lines")}
-    assert rows.keys() == found.keys()
-    for event, (level, fields) in found.items():
-        named = set(rows[event][2].replace("`", "").replace(",", " ").split())
-        assert (rows[event][1], fields - named) == (level, set()), event
-        assert rows[event][3], event
-
-
-def write_missing(found: dict[str, tuple[str, set[str]]]) -> None:
-    """Write the table anew; what was said about a line stays, a new one is left to be explained."""
-    text = PAGE.read_text()
-    known = {row[0]: row for row in rows_under(text, "All lines")}
-    lines = []
-    for event in sorted(found):
-        level, fields = found[event]
-        old = known.get(event, ["", "", "", ""])
-        named = sorted(fields | set(old[2].replace("`", "").replace(",", " ").split()))
-        cells = (f"`{event}`", level, ", ".join(f"`{name}`" for name in named), old[3])
-        lines.append("| " + " | ".join(cells) + " |")
-    head, _, rest = text.partition("| --- | --- | --- | --- |\n")
-    tail = rest[rest.index("\n\n") :] if "\n\n" in rest else "\n"
-    PAGE.write_text(head + "| --- | --- | --- | --- |\n" + "\n".join(lines) + tail)
 
 
 def test_errors_of_slots_that_are_meant_to_fail_are_left_out_and_no_others(

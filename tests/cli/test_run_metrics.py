@@ -14,10 +14,10 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from doc_pages import ROOT
 from headgate.workflow.backend import Money
 from headgate.workflow.report import RunReport, RunState, StepSummary
 from headgate.workflow.run_metrics import MAX_STEPS, OTHER, RunMetrics
+from reference_pages import part
 from run_commands import Commands, ended, no_process_left
 
 WORKFLOW = """
@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_written_later_is_said_once(tmp_path: Path) -> Non
 def test_the_page_has_every_metric_of_a_run(tmp_path: Path) -> None:
     metrics = RunMetrics(file=tmp_path / "m", port=None)
     metrics.show(report_of(1))
-    page = (ROOT / "docs/reference/metrics.md").read_text()
+    page = part("run-metrics")
     text = (tmp_path / "m").read_text()
     names = {one.name for family in text_string_to_metric_families(text) for one in family.samples}
     assert {name for name in names if f"| `{name}` |" not in page} == set()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import shlex
 from pathlib import Path
 
 import pytest
 
 from doc_pages import ROOT
 from doc_shells import saved_files, shell_in
+from headgate.cli.main import run
 from headgate.workflow.run_folder import RECORD
 from run_commands import Commands
 from service.support import running_service
@@ -48,7 +49,7 @@ def test_a_session_that_was_used_up_is_raised_and_the_run_goes_on(commands: Comm
     session = ("--budget-session-id", "q", "--budget-session-limit", "0.15")
     stopped = commands.run("cases.yaml", *session)
     assert (stopped.code, stopped.json["state"]) == (3, "exhausted")
-    ledger = f"--sqlite-path {commands.data}/budget.db"
+    ledger = f"--ledger {commands.data}/budget.db"
     assert stopped.json["raise"] == f"headgate budget set session:q --limit-usd USD {ledger}"
     shown = commands.call("runs", "show", "last", "--data", str(commands.data)).stdout
     assert f"to go on: {stopped.json['raise']} && {stopped.json['resume']}\n" in shown
@@ -91,7 +92,7 @@ def test_a_session_of_a_service_is_raised_there_by_what_is_shown(commands: Comma
         stopped = commands.run("there.yaml", "--server", service.address, *session)
         assert stopped.code == 3, stopped.stderr
         raised = stopped.json["raise"].replace("USD", "0.50")
-        subprocess.run(["sh", "-c", raised], check=True, capture_output=True)
+        assert run([*shlex.split(raised)[1:]]) == 0
         done = commands.run("--resume", "last")
         assert done.code == 0, done.stderr
         assert done.json["money"][0]["limit_micro_usd"] == 500_000

@@ -1,4 +1,4 @@
-"""`headgate slots` against answers that were written down: what it prints, and how it exits."""
+"""`headgate slot` against answers that were written down: what it prints, and how it exits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from client.scripted_server import response, scripted
 from headgate.cli import output
 from headgate.cli.main import run
+from headgate.cli.output import clock_time
 from headgate.errors import utc_time
 
 NOW = datetime(2027, 1, 15, 8, 0, tzinfo=UTC)
@@ -81,7 +82,7 @@ def said(
 ) -> tuple[int, str, str, str]:
     """Return the exit code, both outputs, and the first line of the request."""
     with scripted(response(status, json.dumps(answer))) as server:
-        code = run(["slots", *call.split(), "--url", server.url])
+        code = run(["slot", *call.split(), "--url", server.url])
         request = server.requests[0].split("\r\n")[0]
     out, err = capsys.readouterr()
     return code, out, err, request
@@ -89,7 +90,7 @@ def said(
 
 def test_status_is_a_line_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"slots": [OPEN, USED_UP], "count": 2}
-    code, out, _, request = said(capsys, "status", answer)
+    code, out, _, request = said(capsys, "list", answer)
     assert (code, request) == (0, "GET /slots HTTP/1.1")
     title, header, first, second, hold = out.splitlines()
     assert title == "Slots"
@@ -114,12 +115,12 @@ def test_status_is_a_line_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_status_as_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _, _ = said(capsys, "status --json", {"slots": [OPEN, USED_UP], "count": 2})
+    _, out, _, _ = said(capsys, "list --json", {"slots": [OPEN, USED_UP], "count": 2})
     assert [json.loads(line)["name"] for line in out.splitlines()] == ["work", "spare"]
 
 
 def test_status_without_slots_says_how_to_have_one(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err, _ = said(capsys, "status", {"slots": [], "count": 0})
+    code, out, err, _ = said(capsys, "list", {"slots": [], "count": 0})
     assert (code, out) == (0, "")
     assert "[[slots]]" in err
 
@@ -127,7 +128,7 @@ def test_status_without_slots_says_how_to_have_one(capsys: pytest.CaptureFixture
 def test_status_of_one_slot_is_everything_that_is_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, _, request = said(capsys, "status spare", USED_UP)
+    code, out, _, request = said(capsys, "show spare", USED_UP)
     assert (code, request) == (0, "GET /slots/spare HTTP/1.1")
     facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines())
     assert facts["state"] == "exhausted"
@@ -135,11 +136,11 @@ def test_status_of_one_slot_is_everything_that_is_known(
     assert facts["wake modes"] == "none: it is never woken"
     assert facts["errors"] == "1 poll, 2 wake"
     assert facts["limit"] == "TOKENS_LIMIT, unit 3, 7% used"
-    _, out, _, _ = said(capsys, "status spare --json", USED_UP)
+    _, out, _, _ = said(capsys, "show spare --json", USED_UP)
     assert json.loads(out)["state"] == "exhausted"
 
 
-OFF = "disabled by hand, `headgate slots enable work` brings it back"
+OFF = "paused by hand, `headgate slot resume work` brings it back"
 
 
 @pytest.mark.parametrize(
@@ -168,24 +169,24 @@ OFF = "disabled by hand, `headgate slots enable work` brings it back"
 def test_a_fact_is_told_once_and_in_words(
     changes: dict[str, object], fact: str, text: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, out, _, _ = said(capsys, "status work", OPEN | changes)
+    _, out, _, _ = said(capsys, "show work", OPEN | changes)
     facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines())
     assert facts.get(fact) == text
 
 
-@pytest.mark.parametrize("verb", ["status", "warm", "enable", "disable"])
+@pytest.mark.parametrize("verb", ["show", "warm", "pause", "resume"])
 def test_a_name_that_is_empty_is_refused_by_its_own_name(
     verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["slots", verb, ""]) == 2
-    assert "NAME" in capsys.readouterr().err
+    assert run(["slot", verb, ""]) == 2
+    assert "SLOT" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"wakePending": True}, "work: a wake was sent; headgate slots status work says when"),
-        ({}, "work: a wake was sent and confirmed; the window resets in 4 h 12 min"),
+        ({"wakePending": True}, "work: sent a wake; headgate slot show work says when"),
+        ({}, "work: sent a wake, and it is confirmed; the window resets in 4 h 12 min"),
     ],
 )
 def test_warm_says_what_came_of_it(
@@ -208,25 +209,40 @@ def test_a_wake_that_is_refused_is_one_line_and_is_not_sent_again(
     }
     code, out, err, _ = said(capsys, "warm work", refusal, status=409)
     assert (code, out) == (2, "")
-    assert err == "headgate: slot work: the window is open until 2027-01-15 12:00:00 UTC\n"
+    until = clock_time(datetime(2027, 1, 15, 12, tzinfo=UTC))
+    assert err == f"headgate: slot work: the window is open until {until}\n"
 
 
 @pytest.mark.parametrize(
-    ("verb", "changes", "line"),
+    ("verb", "sent", "changes", "line"),
     [
-        ("enable", {}, "work is enabled\n"),
+        ("resume", "enable", {}, "Slot work is active.\n"),
         (
+            "resume",
+            "enable",
+            {"enabled": False, "disabledReason": "disabled in the configuration"},
+            "Slot work is still disabled in the configuration.\n",
+        ),
+        (
+            "pause",
             "disable",
-            {"enabled": False, "disabledReason": "disabled by hand"},
-            "work is disabled by hand\n",
+            {"enabled": False, "disabledReason": OFF},
+            (
+                "Slot work is paused: nothing is sent with its key, and its tasks wait. "
+                "headgate slot resume work ends this.\n"
+            ),
         ),
     ],
 )
-def test_a_slot_is_switched(
-    verb: str, changes: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+def test_a_slot_is_paused_and_resumed(
+    verb: str,
+    sent: str,
+    changes: dict[str, object],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     code, out, _, request = said(capsys, f"{verb} work", OPEN | changes)
-    assert (code, out, request) == (0, line, f"POST /slots/work/{verb} HTTP/1.1")
+    assert (code, out, request) == (0, line, f"POST /slots/work/{sent} HTTP/1.1")
     _, out, _, _ = said(capsys, f"{verb} work --json", OPEN | changes)
     assert json.loads(out)["name"] == "work"
 
@@ -264,11 +280,16 @@ def test_why_tells_percent_and_reset_of_a_slot_in_words(capsys: pytest.CaptureFi
         f"until {utc_time(until)}"
     )
     reason = {
-        "detail": {"reason": "gate_closed", "kind": "slot", "name": "work", "resets_at": resets_at},
+        "detail": {"reason": "gate_closed", "kind": "slot", "name": "work", "resets_at": None},
         "message": message,
-        "until": until,
+        "until": SOON.isoformat(),
     }
     answer = {"taskId": "tsk_1", "state": "queued", "reasons": [reason]}
     with scripted(response(200, json.dumps(answer))) as server:
         assert run(["why", "tsk_1", "--url", server.url]) == 0
-    assert capsys.readouterr().out.splitlines()[1] == f"  {message} (in 4 h)"
+    line = capsys.readouterr().out.splitlines()[1]
+    resets, ends = (clock_time(datetime.fromtimestamp(at, UTC)) for at in (resets_at, until))
+    assert line == (
+        f"  slot work is closed: asked for a pause, 73% used, resets at {resets}, until {ends} "
+        "(in 4 h)"
+    )

@@ -1,4 +1,4 @@
-"""`headgate slots log`: the files of the data directory, as lines for people and as they are."""
+"""`headgate slot log`: the files of the data directory, as lines for people and as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from headgate.cli.main import run
-from headgate.cli.slots import line_of
+from headgate.cli.slot import line_of
 from headgate.core.slots.status import LogLine
 from service.support import environment
 
@@ -47,7 +47,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def seconds(capsys: pytest.CaptureFixture[str], data: Path, *options: str) -> list[int]:
-    assert run(["slots", "log", *options, "--json", "--data", str(data)]) == 0
+    assert run(["slot", "log", *options, "--json", "--data", str(data)]) == 0
     printed = capsys.readouterr().out.splitlines()
     return [int(json.loads(one)["ts"][17:19]) for one in printed]
 
@@ -74,7 +74,7 @@ def test_a_line_is_passed_on_as_it_was_written(
 ) -> None:
     written = line(1, phase="response", status=200, flow_id="f1", duration_ms=12.5)
     write(tmp_path, 15, written)
-    assert run(["slots", "log", "--json", "--data", str(tmp_path)]) == 0
+    assert run(["slot", "log", "--json", "--data", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out) == written
 
 
@@ -118,21 +118,21 @@ def test_a_line_for_people_says_what_matters_of_its_phase(
 def test_what_makes_no_sense_is_refused(
     options: tuple[str, ...], words: str, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["slots", "log", *options, "--data", str(data)]) == 2
+    assert run(["slot", "log", *options, "--data", str(data)]) == 2
     assert words in capsys.readouterr().err
 
 
 def test_a_directory_without_a_log_is_no_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["slots", "log", "--data", str(tmp_path)]) == 0
+    assert run(["slot", "log", "--data", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out == ""
     assert f"no such lines in {tmp_path}" in err
 
 
 def test_following_prints_what_is_added_and_goes_on_with_the_next_day(data: Path) -> None:
-    call = ["slots", "log", "work", "-f", "--json", "--tail", "1", "--data", str(data)]
+    call = ["slot", "log", "work", "-f", "--json", "--tail", "1", "--data", str(data)]
     with subprocess.Popen(
         [sys.executable, "-m", "headgate", *call], stdout=subprocess.PIPE, env=environment()
     ) as process:
@@ -165,7 +165,7 @@ def test_a_data_directory_that_is_not_there_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gone = tmp_path / "gone"
-    assert run(["slots", "log", "--data", str(gone)]) == 2
+    assert run(["slot", "log", "--data", str(gone)]) == 2
     assert capsys.readouterr().err == (
-        f"headgate: --data: {gone} is no directory; name the service's\n"
+        f"headgate: --data: {gone} is not a directory; name the service's\n"
     )

@@ -1,4 +1,4 @@
-"""`headgate slots run`: slots alone, from the first line to a clean end, and what it refuses."""
+"""`headgate slot run`: slots alone, from the first line to a clean end, and what it refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from headgate.cli.connection import Connection
 from headgate.cli.main import run
-from headgate.cli.slots import alone_in
+from headgate.cli.slot import alone_in
 from headgate.cli.slots_alone import listening_in
 from headgate.client.local_slots import SOCKET_NAME, SlotReporter, SlotsAlone
 from headgate.storage.data_lock import hold_directory
@@ -60,7 +60,7 @@ class Alone:
 
 @contextmanager
 def running_alone(folder: Path, *options: str) -> Iterator[Alone]:
-    call = ["slots", "run", "--config", str(folder / "slots.toml"), "--data", str(folder / "data")]
+    call = ["slot", "run", "--config", str(folder / "slots.toml"), "--data", str(folder / "data")]
     with (
         (folder / "said").open("wb") as output,
         subprocess.Popen(
@@ -106,7 +106,7 @@ def test_a_directory_that_a_service_has_is_refused(
     settings = tmp_path / "slots.toml"
     settings.write_text(SLOT.format(provider="http://127.0.0.1:1"))
     with hold_directory(tmp_path, address="http://127.0.0.1:7420"):
-        assert run(["slots", "run", "--config", str(settings), "--data", str(tmp_path)]) == 1
+        assert run(["slot", "run", "--config", str(settings), "--data", str(tmp_path)]) == 1
     err = capsys.readouterr().err
     assert "which serves http://127.0.0.1:7420" in err
     assert err.count("\n") == 1
@@ -122,7 +122,7 @@ def test_settings_without_slots_say_what_to_write(
     monkeypatch.chdir(tmp_path)
     if has_file:
         (tmp_path / "headgate.toml").write_text("")
-    assert run(["slots", "run", "--data", str(tmp_path / "data")]) == 2
+    assert run(["slot", "run", "--data", str(tmp_path / "data")]) == 2
     err = capsys.readouterr().err
     assert err.startswith("headgate: slots: ")
     assert "write [[slots]]" in err
@@ -138,7 +138,7 @@ def script(provider: str, **step: object) -> None:
 
 def asked(capsys: pytest.CaptureFixture[str], data: Path, *call: str) -> tuple[int, str]:
     """Run a command about slots beside the process that runs them; return what it said."""
-    code = run(["slots", *call, "--data", str(data)])
+    code = run(["slot", *call, "--data", str(data)])
     said = capsys.readouterr()
     return code, said.out + said.err
 
@@ -154,17 +154,17 @@ def test_commands_work_beside_slots_that_run_alone(
         (folder / "slots.toml").write_text(SLOT.format(provider=provider))
         with running_alone(folder) as alone:
             alone.wait_for("slot work wake confirmed")
-            code, said = asked(capsys, data, "status", "--json")
+            code, said = asked(capsys, data, "list", "--json")
             assert (code, json.loads(said)["state"]) == (0, "open")
-            code, said = asked(capsys, data, "status", "work")
+            code, said = asked(capsys, data, "show", "work")
             assert code == 0
             assert "after_reset" in said
             code, said = asked(capsys, data, "warm", "work")
             assert code == 2
             assert "the window is open until" in said
-            assert asked(capsys, data, "status", "other")[0] == 2
-            assert "disabled by hand" in asked(capsys, data, "disable", "work")[1]
-            assert asked(capsys, data, "enable", "work") == (0, "work is enabled\n")
+            assert asked(capsys, data, "show", "other")[0] == 2
+            assert "Slot work is paused" in asked(capsys, data, "pause", "work")[1]
+            assert asked(capsys, data, "resume", "work") == (0, "Slot work is active.\n")
             mode = (data / SOCKET_NAME).stat().st_mode
             assert stat.S_IMODE(mode) == 0o600
             assert alone.end() == 0
@@ -172,7 +172,7 @@ def test_commands_work_beside_slots_that_run_alone(
 
 
 @pytest.mark.parametrize("kind", ["401", "403"])
-def test_a_slot_whose_key_was_refused_can_be_enabled_beside_slots_that_run_alone(
+def test_a_slot_whose_key_was_refused_can_be_resumed_beside_slots_that_run_alone(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = tmp_path / "data"
@@ -181,10 +181,10 @@ def test_a_slot_whose_key_was_refused_can_be_enabled_beside_slots_that_run_alone
         (tmp_path / "slots.toml").write_text(SLOT.format(provider=provider))
         with running_alone(tmp_path) as alone:
             alone.wait_for(f"the provider refused the key ({kind})")
-            code, said = asked(capsys, data, "status", "work")
+            code, said = asked(capsys, data, "show", "work")
             assert code == 0
             assert f"the provider refused the key ({kind})" in said
-            assert asked(capsys, data, "enable", "work") == (0, "work is enabled\n")
+            assert asked(capsys, data, "resume", "work") == (0, "Slot work is active.\n")
             alone.wait_for("slot work wake confirmed")
 
 

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 import click
 import pytest
 
+from cli.said import in_zone
 from headgate.cli.output import (
+    clock_time,
     countdown,
     duration,
     from_now,
@@ -15,6 +17,8 @@ from headgate.cli.output import (
     moment,
     moment_of,
     past_moment,
+    with_local_times,
+    with_utc_option,
 )
 
 NOW = datetime(2027, 1, 15, 8, tzinfo=UTC)
@@ -94,3 +98,54 @@ def test_a_length_of_time_can_be_meant_backwards() -> None:
     ago = datetime.now(UTC) - then
     assert timedelta(hours=2) <= ago < timedelta(hours=2, minutes=1)
     assert past_moment("2030-01-31T18:00:00Z") == "2030-01-31T18:00:00Z"
+
+
+SUMMER = datetime(2026, 7, 1, 12, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("zone", "text"),
+    [
+        ("Europe/Berlin", "2026-07-01 14:30:00 CEST"),
+        ("America/New_York", "2026-07-01 08:30:00 EDT"),
+        ("Asia/Tokyo", "2026-07-01 21:30:00 JST"),
+        ("UTC", "2026-07-01 12:30:00 UTC"),
+    ],
+)
+def test_a_time_is_shown_in_the_local_zone_with_its_name(zone: str, text: str) -> None:
+    with in_zone(zone):
+        assert clock_time(SUMMER) == text
+        said = with_local_times("budget a is full, until 2026-07-01 12:30:00 UTC; ask again")
+    assert said == f"budget a is full, until {text}; ask again"
+
+
+def test_a_time_of_today_is_shown_without_its_day() -> None:
+    with in_zone("Europe/Berlin"):
+        assert clock_time(SUMMER, now=SUMMER + timedelta(hours=9)) == "14:30:00 CEST"
+        assert clock_time(SUMMER, now=SUMMER + timedelta(hours=10)) == "2026-07-01 14:30:00 CEST"
+
+
+def test_every_command_can_show_utc() -> None:
+    shown: list[str] = []
+
+    @click.group(invoke_without_command=True)
+    def outer() -> None:
+        shown.append(clock_time(SUMMER))
+
+    @outer.command()
+    def inner() -> None:
+        shown.append(clock_time(SUMMER))
+
+    with_utc_option(outer)
+    local, utc = "2026-07-01 14:30:00 CEST", "2026-07-01 12:30:00 UTC"
+    for arguments, times in {
+        ("--utc",): [utc],
+        (): [local],
+        ("inner", "--utc"): [local, utc],
+        ("--utc", "inner"): [utc, utc],
+        ("inner",): [local, local],
+    }.items():
+        with in_zone("Europe/Berlin"):
+            outer.main(list(arguments), standalone_mode=False)
+        assert shown == times
+        shown.clear()

@@ -148,7 +148,7 @@ def test_usage_is_a_table_and_json(headgate: Command, service: ServiceProcess, d
     ran = headgate("submit", "ask", "--agent", "coder", "--wait", *here)
     assert ran.code == 0, ran
     table = headgate("usage", "--by", "model", *here).out.splitlines()
-    columns = ["model", "tasks", "attempts", "tokens", "dollars"]
+    columns = ["model", "tasks", "attempts", "calls", "tokens", "dollars"]
     assert table[1].split() == [*columns, "assumed", "tokens", "assumed", "dollars"]
     assert any(line.split()[:1] == ["gpt-4o"] for line in table)
     rows = headgate("usage", "--by", "agent", "--json", *here).json["rows"]
@@ -250,6 +250,42 @@ async def test_a_node_that_was_not_the_first_leaves_the_file_as_it_was(tmp_path:
     await make_first_token(tokens, tmp_path / "b")
     assert (tmp_path / "b" / "token").read_text().strip() == WRONG
     assert len(tokens.kept) == 1
+
+
+async def test_a_first_token_that_was_given_is_stored_and_not_shown(tmp_path: Path) -> None:
+    given = f"hg_{'a1' * 6}_{'b2' * 24}"
+    tokens = FakeTokens()
+    assert "b2" not in str(await make_first_token(tokens, tmp_path / "a", given))
+    assert (tmp_path / "a/token").read_text().strip() == given
+    assert await file_lines(tokens, tmp_path / "a", is_needed=True) == []
+    other = f"hg_{'c3' * 6}_{'d4' * 24}"
+    assert await make_first_token(tokens, tmp_path / "b", other) == []
+    assert list(tokens.kept) == ["a1" * 6]
+
+
+async def test_nodes_that_start_together_have_the_token_that_all_were_given(tmp_path: Path) -> None:
+    class Raced(FakeTokens):
+        async def list(self) -> list[Token]:
+            return []
+
+    given, tokens = f"hg_{'a1' * 6}_{'b2' * 24}", Raced()
+    for node in ("a", "b"):
+        await make_first_token(tokens, tmp_path / node, given)
+        assert (tmp_path / node / "token").read_text().strip() == given
+    assert len(tokens.kept) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["secret", f"hg_{'a1' * 6}_{'b2' * 23}", f"hg_{'A1' * 6}_{'b2' * 24}"]
+)
+def test_a_first_token_of_another_form_stops_the_start(
+    headgate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setenv("HEADGATE_FIRST_TOKEN", text)
+    said = headgate("up", "--port", "0", "--data", str(tmp_path))
+    assert (said.code, said.out) == (2, "")
+    assert "HEADGATE_FIRST_TOKEN" in said.err
+    assert text not in said.err
 
 
 async def test_a_later_start_says_what_is_wrong_with_the_file(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -122,21 +121,6 @@ def test_with_a_token_that_nobody_knows_it_ends_with_one_line(service: ServicePr
     assert shown.count(b"\n") == 1
 
 
-def test_without_its_package_it_says_which_extra_it_needs() -> None:
-    statement = (
-        "import asyncio, sys; sys.modules['textual'] = None; "
-        "from headgate.cli.top.command import shown; "
-        "asyncio.run(shown('http://127.0.0.1:1', None))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", statement], capture_output=True, text=True, check=False
-    )
-    assert done.stderr.splitlines()[-1].endswith(
-        "headgate top: needs the package textual, which is not installed; "
-        "run pip install 'headgate[top]'"
-    )
-
-
 def test_without_a_terminal_it_says_what_to_use(
     service: ServiceProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +144,7 @@ def test_as_json_it_writes_every_pane_once(
         "waiting",
         "budgets",
         "slots",
+        "calls",
     ]
     assert [project["id"] for project in figures["projects"]] == ["default"]
     assert figures["waiting"] == figures["running"] == figures["slots"] == []

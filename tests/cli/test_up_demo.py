@@ -66,6 +66,11 @@ def test_the_page_is_alive_within_seconds_and_nothing_is_left_afterwards(
             seconds=ALIVE_SECONDS,
             what=lambda: service.text("/"),
         )
+        wait_until(
+            lambda: service.ask("GET", "/calls?state=done").body["calls"],
+            seconds=ALIVE_SECONDS,
+            what=service.output,
+        )
         page = service.text("/")
         for name in ("research", "session:load-test", "archive", "retired"):
             assert name in page
@@ -77,7 +82,7 @@ def test_the_page_is_alive_within_seconds_and_nothing_is_left_afterwards(
         )
         service.send(signal.SIGINT)
         assert service.wait() == 0
-        assert "finishing what runs" not in service.output()
+        assert "waiting for running tasks" not in service.output()
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "data").exists()
 

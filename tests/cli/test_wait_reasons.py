@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from cli.said import in_zone
 from headgate.api.schema.tasks import ReasonBody, WhyBody
 from headgate.cli.submit_lines import SAID_AFTER_SECONDS, WaitReasons
 from headgate.core.task import TaskStatus
@@ -73,11 +75,13 @@ def test_an_end_that_moves_is_said_again_by_the_minute() -> None:
     stage = Stage()
 
     def until(seconds: float) -> tuple[ReasonBody, ...]:
-        return (ReasonBody(detail={"reason": "rate_limit"}, message="limited", until=seconds),)
+        at = datetime.fromtimestamp(seconds, UTC)
+        return (ReasonBody(detail={"reason": "rate_limit"}, message="limited", until=at),)
 
     for moment in (1_000_000_020.0, 1_000_000_021.0, 1_000_000_030.0, 1_000_000_300.0):
         stage.reasons = until(moment)
-        stage.look()
+        with in_zone("UTC"):
+            stage.look()
     stage.look()
     assert [line.partition(" (")[0] for line in stage.said] == [
         "tsk_1 waits: limited, until 2001-09-09 01:47:01 UTC",

@@ -25,5 +25,5 @@ def test_one_webhook_is_shown_with_its_latest_tries(
         assert run(["webhooks", "show", "msg_1", "--url", server.url]) == 0
     *_, title, header, second, first = capsys.readouterr().out.rstrip().split("\n")
     assert (title, header.split()[0]) == ("Latest tries", "tried")
-    assert second.split()[2:] == ["500", "7", "ms", "no\\x1b[2J", "luck"]
-    assert first.split()[2:] == ["cannot", "be", "reached", "10000", "ms"]
+    assert second.split()[3:] == ["500", "7", "ms", "no\\x1b[2J", "luck"]
+    assert first.split()[3:] == ["cannot", "be", "reached", "10000", "ms"]

@@ -146,7 +146,7 @@ async def test_the_switch_pauses_everything_and_the_service_stays_ready(tmp_path
     async with running(tmp_path, FILE) as service:
         assert (await service.ask("POST", "/scheduler/pause")).json == {"paused": True}
         waiting = await service.submit()
-        line = "the scheduler is paused; resume it with headgate resume, or POST /scheduler/resume"
+        line = "the service is paused; headgate service resume ends this"
         assert line in await service.why(waiting)
         ready = await service.get("/readyz")
         assert (ready["status"], ready["paused"]) == ("ready", True)
@@ -233,6 +233,79 @@ async def test_every_change_is_written_down_with_who_made_it(tmp_path: Path) -> 
         first = page["entries"][-1]
         assert first["detail"] == {"projects.a.credit_weight": {"from": 2.0, "to": 5.0}}
         assert (first["actor"], bool(first["requestId"])) == ("local", True)
+
+
+async def test_the_cancel_of_one_task_is_written_down(tmp_path: Path) -> None:
+    async with running(tmp_path, FILE) as service:
+        await service.ask("POST", "/scheduler/pause")
+        task_id = await service.submit()
+        assert (await service.ask("POST", f"/tasks/{task_id}/cancel")).status == 200
+        (entry, *_) = (await service.get("/audit"))["entries"]
+        assert (entry["action"], entry["subject"]) == ("task.cancel", task_id)
+        assert (entry["actor"], bool(entry["requestId"])) == ("local", True)
+        # Nobody cancels a task that had ended, or one that never was.
+        await service.ask("POST", f"/tasks/{task_id}/cancel")
+        await service.ask("POST", "/tasks/tsk_none/cancel")
+        found = [one["action"] for one in (await service.get("/audit"))["entries"]]
+        assert found.count("task.cancel") == 1
+
+
+async def test_stats_count_what_keeps_tasks_from_starting(tmp_path: Path) -> None:
+    async with running(tmp_path, FILE) as service:
+        stats = await service.get("/scheduler/stats")
+        assert (stats["paused"], stats["closures"]) == (False, 0)
+        await patch(service, "/targets/work", status="paused")
+        await service.ask("POST", "/scheduler/pause")
+        stats = await service.get("/scheduler/stats")
+        assert (stats["paused"], stats["closures"]) == (True, len(await closures(service)))
+
+
+async def closures(service: Running) -> list[Any]:
+    found: list[Any] = (await service.get("/closures"))["closures"]
+    return found
+
+
+async def test_the_times_of_reasons_are_iso_8601(tmp_path: Path) -> None:
+    async with running(tmp_path, FILE) as service:
+        later = "2999-01-31T12:00:00Z"
+        waiting = await service.submit(notBefore=later)
+        await service.why(waiting)
+        (reason,) = (await service.get(f"/tasks/{waiting}/why"))["reasons"]
+        assert (reason["until"], reason["detail"]["until"]) == (later, later)
+
+
+MODELS = """
+[upstreams.local]
+kind = "openai"
+base_url = "http://127.0.0.1:9/v1"
+models = ["local-*"]
+
+[models.fast]
+route = ["anthropic/claude-sonnet-4-5", "local/local-large"]
+
+[prices."local-*"]
+input = 1.0
+output = 2.5
+"""
+
+
+async def test_models_are_told_with_their_route_and_price(tmp_path: Path) -> None:
+    async with running(tmp_path, FAST + WORK + MODELS) as service:
+        found = {one["name"]: one for one in (await service.get("/models"))["models"]}
+        assert list(found) == ["fast", "local-*"]
+        assert found["fast"]["route"] == ["anthropic/claude-sonnet-4-5", "local/local-large"]
+        assert found["fast"]["isAlias"] is True
+        assert float(found["fast"]["inputUsdPerMillion"]) > 0
+        shown = await service.get("/models/local-small")
+        assert shown == {
+            "name": "local-small",
+            "route": ["local/local-small"],
+            "inputUsdPerMillion": "1.00",
+            "outputUsdPerMillion": "2.50",
+        }
+        prefixed = await service.get("/models/local%2Fwhatever")
+        assert prefixed["route"] == ["local/whatever"]
+        assert "inputUsdPerMillion" not in prefixed
 
 
 async def test_the_audit_log_is_read_page_by_page(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from config.running import FAST, WORK, running
 from config.test_state import override, situation_of, tables_of
 from headgate.core.snapshot import Standing
+from headgate.errors import InvalidSettingError
 
 ONE = "[targets.shell]\nkind = 'command'\ncommand = ['true']\n"
 TWO = ONE + ONE.replace("shell", "other")
@@ -98,3 +99,17 @@ async def test_pull_never_drains_because_it_left_the_file(tmp_path: Path) -> Non
         await service.submit(target="pull")
         shown = await service.get("/targets/pull")
         assert (shown["status"], shown["configured"]) == ("active", True)
+
+
+@pytest.mark.parametrize("name", ["pull", "gateway"])
+def test_a_built_in_name_is_of_its_own_kind(name: str) -> None:
+    text = f"[targets.{name}]\nkind = 'command'\ncommand = ['true']\n"
+    with pytest.raises(InvalidSettingError, match=f"always of kind {name}"):
+        situation_of(text)
+
+
+@pytest.mark.parametrize("key", ["slot = 'work'", "provider = 'zai'", "gateway = false"])
+def test_what_the_gateway_decides_is_not_set_on_its_target(key: str) -> None:
+    slot = "[[slots]]\nname = 'work'\nprovider = 'zai'\nkey_env = 'K'\n"
+    with pytest.raises(InvalidSettingError, match="is for the gateway to say"):
+        situation_of(f"{slot}[targets.gateway]\nkind = 'gateway'\n{key}\n")

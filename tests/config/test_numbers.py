@@ -27,6 +27,8 @@ CONTEXTS: dict[str, tuple[tuple[str, ...], str]] = {
     "budgets": (("budgets", "session:x"), '[budgets."session:x"]'),
     "prices": (("prices", "x"), "[prices.x]"),
     "slots": (("slots", "x"), "[[slots]]\nname = 'x'\nprovider = 'zai'\nkey_env = 'K'"),
+    "upstreams": (("upstreams", "x"), "[upstreams.x]\nkind = 'openai'"),
+    "models": (("models", "x"), "[models.x]\nroute = ['openai/x']"),
 }
 """How a table of each section is begun, so that one more key makes it whole."""
 
@@ -35,6 +37,8 @@ TARGETS = {
     "command": "[targets.x]\nkind = 'command'\ncommand = ['true']",
     "callable": "[targets.x]\nkind = 'callable'\nentry_point = 'os:getcwd'",
     "pull": "[targets.x]\nkind = 'pull'",
+    "gateway": "[targets.x]\nkind = 'gateway'",
+    "ray": "[targets.x]\nkind = 'ray'\ncommand = ['true']",
 }
 
 FREE = {"limit_unit"}
@@ -117,6 +121,8 @@ def test_the_table_has_every_section_with_numbers() -> None:
         "agents",
         "budgets",
         "slots",
+        "gateway",
+        "upstreams",
     }
     assert len(NUMBERS) > 50
 

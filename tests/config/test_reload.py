@@ -120,7 +120,7 @@ async def test_a_target_that_left_runs_what_waits_for_it(tmp_path: Path) -> None
         assert (await service.ended(waiting))["state"] == "done"
         await config.finish_draining()
         assert list(config.settings.targets) == ["work"]
-        assert list(service.service.engine.executors) == ["work"]
+        assert list(service.service.engine.executors) == ["gateway", "work"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ async def test_a_change_at_one_node_is_in_force_at_the_other(
         waiting = await first.submit(projectId="a")
         lines = await first.why(waiting)
         assert "project a is paused" in lines
-        assert any(line.startswith("the scheduler is paused") for line in lines)
+        assert any(line.startswith("the service is paused") for line in lines)
         # A file that changes the key at one node ends the override for both.
         first.path.write_text(FILE + "status = 'active'\n")
         await first.ask("POST", "/scheduler/reload")

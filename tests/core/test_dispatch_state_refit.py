@@ -186,7 +186,7 @@ def test_the_switch_holds_everything_and_why_names_it_first() -> None:
     dispatch_state = state_of(queued("t1"), is_paused=True)
     assert ids(dispatch_state) == []
     assert reasons(dispatch_state, "t1", START)[0].detail.message.startswith(
-        "the scheduler is paused"
+        "the service is paused"
     )
     changed(dispatch_state, is_paused=False)
     assert ids(dispatch_state) == ["t1"]

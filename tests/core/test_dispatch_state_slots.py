@@ -301,3 +301,37 @@ def test_whatever_holds_a_task_of_a_slot_is_told() -> None:
     found: list[TaskReason] = list(reasons(dispatch_state, "t1", START))
     kinds = [reason.detail.kind for reason in found if isinstance(reason.detail, GateClosed)]
     assert kinds == ["target", "slot"], "what somebody paused may last longer than a window"
+
+
+def test_a_slot_takes_as_many_tasks_as_its_own_bound_allows() -> None:
+    records = [queued(f"t{number}", slot="work") for number in (1, 2, 3)]
+    dispatch_state = with_slots(open_slot("work"), records=records, slot_permits={"work": 2})
+    first, second = dispatch_state.plan(START, most=100)
+    assert (first.task.id, second.task.id) == ("t1", "t2")
+    (closed,) = why(dispatch_state, "t3")
+    assert "slots.work.max_inflight = 2" in closed.message
+    dispatch_state.observe(ended(taken(records[0], first), TaskStatus.DONE), START)
+    assert planned(dispatch_state) == [("t3", None)]
+
+
+def test_what_is_left_open_goes_to_a_slot_that_is_not_full() -> None:
+    records = [queued(f"t{number}", provider="zai") for number in (1, 2, 3)]
+    slots = (open_slot("work", 1.0), open_slot("home", 2.0))
+    permits = {"work": 1, "home": 1}
+    dispatch_state = with_slots(*slots, records=records, slot_permits=permits)
+    assert planned(dispatch_state) == [("t1", "work"), ("t2", "home")]
+    (closed,) = why(dispatch_state, "t3")
+    assert closed.kind == "provider"
+    dispatch_state.refit(settings(slot_permits={"work": 2}))
+    assert planned(dispatch_state) == [("t3", "work")]
+
+
+def test_a_full_slot_that_is_used_up_meanwhile_stays_closed() -> None:
+    records = [queued(f"t{number}", slot="work") for number in (1, 2)]
+    dispatch_state = with_slots(open_slot("work"), records=records, slot_permits={"work": 1})
+    line = only_line(dispatch_state)
+    dispatch_state.set_slots([held_slot("work")])
+    dispatch_state.observe(ended(taken(records[0], line), TaskStatus.DONE), START)
+    assert planned(dispatch_state) == []
+    dispatch_state.set_slots([open_slot("work")])
+    assert planned(dispatch_state) == [("t2", None)]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from headgate.core.budgets.ledger import HoldRule, Unit
 from headgate.core.estimates import (
     FEW_SAMPLES,
+    LATE_SAMPLES,
+    MANY_SAMPLES,
     NOTHING,
     PROBE,
     SILENT_AFTER,
@@ -356,3 +358,21 @@ def test_a_claim_teaches_no_more_than_was_held(
     claimed: int | None, held: int, expected: int | None
 ) -> None:
     assert believed(claimed, held=held) == expected
+
+
+def test_an_estimate_from_many_costs_is_late_by_a_few_at_most() -> None:
+    kind = Kind("p", "m")
+    estimates = Estimates()
+
+    def held() -> Estimate:
+        return estimates.hold(kind, micro_usd=NOTHING, tokens=None).tokens
+
+    for number in range(MANY_SAMPLES):
+        estimates.feed(kind, Sample(tokens=100 + number % 50, is_done=True))
+        assert held().samples == number + 1
+    for number in range(3 * LATE_SAMPLES):
+        estimates.feed(kind, Sample(tokens=120, is_done=True))
+        assert MANY_SAMPLES + number + 1 - held().samples < LATE_SAMPLES
+    before = held()
+    estimates.feed(kind, Sample(tokens=5_000, is_done=True))
+    assert (before.most, held().most) == (149, 5_000), "one that is above all others counts at once"

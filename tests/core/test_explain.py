@@ -14,6 +14,7 @@ from headgate.core.reasons import (
     AgentUnavailable,
     BudgetShort,
     Cap,
+    ClientAway,
     EverythingPaused,
     FirstOfKind,
     GateClosed,
@@ -32,6 +33,7 @@ from headgate.core.reasons import (
     ProjectUnknown,
     RateLimited,
     Reason,
+    UpstreamFull,
     WorkersFull,
 )
 from snapshots import idle, snapshot, tasks
@@ -163,11 +165,13 @@ def test_a_waiting_task_has_this_reason(state: SchedulerState, expected: Reason)
 KEPT_BY_THE_STATE = {
     ParentsPending,
     BudgetShort,
+    ClientAway,
     EverythingPaused,
     FirstOfKind,
     NoAgentPulls,
     NodesFull,
     NoWorker,
+    UpstreamFull,
     WorkersFull,
 }
 """Reasons that no snapshot has: who waits for them is not in the round."""

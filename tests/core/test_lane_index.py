@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headgate import Agent, AgentState, Project, Task
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.lane_index import GRANTS_PER_TICK, LaneIndex
+from headgate.core.lane_index import GRANTS_PER_TICK, LaneIndex, LaneKind
 from headgate.core.load import to_micro_weight
 from headgate.core.scheduler import decide
 from headgate.core.snapshot import LanePolicy, SchedulerState
@@ -373,7 +373,7 @@ def test_a_parked_gate_costs_nothing_however_many_stand_behind_it() -> None:
     index.close(GateClosure(kind="scope", name="session:e", until=60.0))
     index.add(Task(id="zz-can-run", project_id="p"))
     looked_at = _CountingDict(index._waiting)
-    lane = index.projects["p"].lanes[None]
+    lane = index.projects["p"].lanes[LaneKind.TASKS, None]
     lane._order._waiting = looked_at
     assert [action.task_id for action in decide(index, state)] == ["zz-can-run"]
     assert looked_at.reads < 10

@@ -85,6 +85,10 @@ def test_a_model_without_a_price_is_told_of_with_the_lines_to_add() -> None:
     assert (notice.tone, notice.name) == ("warning", 'house "x"')
     assert "900,000 tokens" in notice.text
     assert r'[prices."house \"x\""] with input = … and output = …' in notice.text
+    assert "at no cost" in notice.text
+    held = UnpricedModel(model="m", tokens=9, assumed_micro_usd=100_000)
+    (notice,) = overview.of_unpriced([held])
+    assert "for 9 tokens $0.10 was booked, as was reserved" in notice.text
 
 
 def test_work_that_reports_nothing_is_told_of_with_the_line_to_add() -> None:
@@ -139,7 +143,7 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
         (
             {"state": "exhausted", "resets_at": LATER},
             "warning",
-            "is exhausted: its window ended, and a reading has to confirm it.",
+            "is exhausted: its window ended, and the next poll must confirm it.",
         ),
         ({"state": "paused", "wait_reason": "a 429"}, "warning", "is paused: a 429."),
         (

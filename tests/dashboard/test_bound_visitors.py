@@ -45,7 +45,8 @@ async def test_no_link_of_a_page_is_refused(kind: str, tmp_path: Path) -> None:
         browser = Browser(app)
         browser.cookies["headgate_token"] = token
         own = scope_href(KINDS[kind].own_name)
-        for path in ("/", "/ui/tasks", f"/ui/tasks/{task}", "/ui/budgets", own, "/ui/slots"):
+        seen = ("/", "/ui/tasks", f"/ui/tasks/{task}", "/ui/calls", "/ui/budgets", own, "/ui/slots")
+        for path in seen:
             page = await browser.get(path)
             assert page.status == 200, path
             for href in set(re.findall(r'<a [^>]*href="(/[^"]*)"', page.body.decode())):

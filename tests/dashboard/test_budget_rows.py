@@ -123,7 +123,7 @@ ENDINGS = [
     ({}, STEADY, None, Ending(words="no limit", is_faint=True)),
     (money(4 * USD, 0, 0, 4 * USD), NOTHING, None, Ending(words="now")),
     (ROOM, STEADY, 2_000.0, Ending(words="", at=2_000.0)),
-    (ROOM, BURST, None, Ending(words="not known, it is not spent steadily", is_faint=True)),
+    (ROOM, BURST, None, Ending(words="unknown: spending is uneven", is_faint=True)),
     (ROOM, NOTHING, None, Ending(words="not at this rate", is_faint=True)),
     (ROOM, STEADY, None, Ending(words="not at this rate", is_faint=True)),
     (
@@ -136,7 +136,7 @@ ENDINGS = [
         {**ROOM, "window": "rolling:5h", "resets_at": 5_000},
         STEADY,
         None,
-        Ending(words="not before more room is freed"),
+        Ending(words="not before it has more room"),
     ),
 ]
 

@@ -63,10 +63,10 @@ async def budget_of(app: App, scope: str) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("window", "words"),
     [
-        ("rolling:1h", "Counted over any hour"),
-        ("rolling:24h", "Counted over any 24 hours"),
-        ("none", "Counted for good"),
-        ("week@Europe/Berlin", "Counted by the week, by the clock of Europe/Berlin"),
+        ("rolling:1h", "over any hour"),
+        ("rolling:24h", "over any 24 hours"),
+        ("none", "in all"),
+        ("week@Europe/Berlin", "by the week, by the clock of Europe/Berlin"),
     ],
 )
 async def test_the_window_of_a_budget_is_said_in_words(
@@ -345,7 +345,7 @@ async def test_scopes_are_found_by_a_part_of_their_name(tmp_path: Path) -> None:
         text = await shown(app, "/ui/budgets?find=EVAL")
         assert "session:eval" in text
         assert "project:crawl" not in text
-        assert "No scope has such a name." in await shown(app, "/ui/budgets?find=zzz")
+        assert "No scope has this name." in await shown(app, "/ui/budgets?find=zzz")
 
 
 async def test_a_bound_token_sees_its_own_budgets_and_changes_none(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ async def test_a_store_that_is_away_is_named_and_nothing_of_it_is_told(client: C
     text = text_of(answer.body)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
     assert "The store cannot be asked now" in text
-    assert "this page comes back when it can be shown" in text
+    assert "this page comes back when it can" in text
     assert "10.1.2.3" not in text
 
 
@@ -92,7 +92,7 @@ def test_a_form_that_failed_for_the_service_is_never_said_to_be_done_or_tried_ag
         ApiError(code, "it went wrong"), "id-1", sent_from="/ui/tasks"
     ).context
     is_ours = CODES[code].status >= 500
-    assert ("It was not confirmed that anything was done." in context["advice"]) is is_ours
+    assert ("Headgate cannot confirm that anything was done." in context["advice"]) is is_ours
     assert context["sent_from"] == ("/ui/tasks" if is_ours else "")
     assert "tries again by itself" not in context["advice"]
 
@@ -122,7 +122,7 @@ async def test_a_page_whose_store_does_not_answer_says_so_while_somebody_looks(
         await Browser(client.app).region("/ui/tasks", "rows"),
     ):
         assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-        assert "has not answered in time" in text_of(answer.body)
+        assert "did not answer in time" in text_of(answer.body)
 
 
 async def test_the_theme_switch_of_a_refused_form_leads_to_the_page_of_the_form(

@@ -16,6 +16,7 @@ from headgate.api.submission import parse_identifier
 from headgate.dashboard.forms import (
     AGENT_FIELDS,
     BUDGET_FIELDS,
+    CALL_FIELDS,
     FILTER_FIELDS,
     PROJECT_FIELDS,
     SETTINGS_FIELDS,
@@ -40,6 +41,7 @@ ON_NO_FORM = {"status", "state", "permissions", "reset"}
         ("/ui/projects/search", PROJECT_FIELDS),
         ("/ui/projects", AGENT_FIELDS),
         ("/ui/tasks", FILTER_FIELDS),
+        ("/ui/calls", CALL_FIELDS),
         ("/ui/webhooks", WEBHOOK_FIELDS),
         ("/ui/settings", SETTINGS_FIELDS),
         ("/ui/settings/tokens", TOKEN_FIELDS),

@@ -97,7 +97,7 @@ def test_a_quota_that_is_used_up_is_not_drawn_as_overrun(
     ("fields", "words"),
     [
         ({"next_wake": WAKE, "wake_modes": ["interval"]}, "21:00 UTC: why"),
-        ({}, "never: nothing is set that wakes it"),
+        ({}, "never: no wake mode is set"),
         ({"wake_modes": ["times"]}, "none: it is disabled"),
         ({"wake_modes": ["times"], "disabled_reason": "a 401"}, "none: a 401"),
         ({"wake_modes": ["times"], "wakes_enabled": True}, "not known yet"),

@@ -50,6 +50,7 @@ async def refused(view: View) -> str:
         (Seen(tasks=1), Seen(tasks=1), []),
         (Seen(tasks=1), Seen(tasks=2), ["tasks", "changed"]),
         (Seen(slots=1), Seen(slots=2), ["slots", "changed"]),
+        (Seen(calls=1), Seen(calls=2), ["changed"]),
         (Seen(rules=1), Seen(rules=2), ["changed"]),
         (Seen(tasks=1, slots=1), Seen(tasks=2, slots=2), ["tasks", "slots", "changed"]),
     ],

@@ -73,7 +73,7 @@ async def test_a_wrong_token_says_so_and_opens_nothing(tmp_path: Path) -> None:
         for wrong in ("", "hg_x", "h\u00e4\r\nSet-Cookie: a=b", f"hg_{'0' * 12}_{'0' * 48}"):
             answer = await browser.post("/ui/login", {"token": wrong, "next": "/ui/slots"})
             assert answer.status == 401
-            assert "The token is not known here." in text_of(answer.body)
+            assert "This service does not recognise that token." in text_of(answer.body)
             assert 'value="/ui/slots"' in answer.body.decode()
             assert "headgate_token" not in browser.cookies
         assert (await browser.get("/")).status == 303
@@ -96,7 +96,7 @@ async def test_wrong_tokens_are_tried_a_few_times_a_minute(tmp_path: Path) -> No
         answer = await browser.post("/ui/login", {"token": "hg_x"})
         right = await browser.post("/ui/login", {"token": await token_of(service)})
     assert answer.status == 429
-    assert "told again in a minute" in text_of(answer.body)
+    assert "In a minute Headgate" in text_of(answer.body)
     assert right.status == 303, "whoever else came from this address, as all of a proxy do"
 
 

@@ -39,7 +39,7 @@ async def test_a_message_waits_for_its_own_page_whatever_else_is_opened_first(
         for other in ("/", "/ui/tasks", "/ui/projects/default", "/ui/projects?find=o"):
             assert not has_message(await browser.get(other)), other
         page = await browser.get(to)
-        assert "Done: everything is paused; what runs goes on." in text_of(page.body)
+        assert "Done: everything is paused; running tasks continue." in text_of(page.body)
         assert not has_message(await browser.get(to))
 
 

@@ -63,8 +63,8 @@ async def test_a_rolling_window_frees_room_bit_by_bit_and_never_resets(tmp_path:
         assert (await answer_of(app, "POST", "/budgets/commit", spend)).status == 200
         text = await overview(app)
     notices, _, figures = text.partition("Queued")
-    assert "$0.00 of $1.00 left. Next frees room in" in notices
-    assert figures.count("next frees room in") == 2
+    assert "$0.00 of $1.00 left. More room in" in notices
+    assert figures.count("more room in") == 2
     assert "resets" not in text
     assert "Ends" not in notices
 
@@ -95,7 +95,7 @@ async def test_a_webhook_that_was_given_up_is_on_top_for_a_day(
         (
             {"store": "ok", "ledger": "ok", "dispatcher": "ok"},
             "draining",
-            ["This node does not take or run tasks now. Draining."],
+            ["This node does not accept or run tasks now. Draining."],
         ),
     ],
 )
@@ -118,8 +118,8 @@ def drawn_client(mode: DashboardMode = "on") -> Client:
 
 async def test_without_a_ledger_the_rest_is_shown_all_the_same() -> None:
     text = await overview(drawn_client().app)
-    assert f"Spent {NOTHING} not known while the ledger does not answer" in text
-    assert "They are not known while the ledger does not answer." in text
+    assert f"Spent {NOTHING} unknown while the ledger does not answer" in text
+    assert "They are unknown while the ledger does not answer." in text
 
 
 async def test_what_holds_the_longest_wait_is_in_dollars_with_its_time(tmp_path: Path) -> None:

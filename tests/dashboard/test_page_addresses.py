@@ -79,7 +79,7 @@ async def test_an_address_beyond_the_end_of_a_list_says_so(url: str, tmp_path: P
         await submit(app)
         await token_of(service)
         text = text_of((await Browser(app).get(url)).body)
-    assert "and none this far on." in text
+    assert "This page is past the last one." in text
     assert "Back to the first" in text
 
 

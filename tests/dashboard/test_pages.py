@@ -19,6 +19,7 @@ from service.support import running_service
 PAGES = (
     "/",
     "/ui/tasks",
+    "/ui/calls",
     "/ui/projects",
     "/ui/budgets",
     "/ui/slots",
@@ -206,7 +207,7 @@ async def test_the_folder_of_the_pages_leads_to_the_first(path: str, tmp_path: P
 
 async def test_a_page_is_asked_for_its_head_alone_too(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, app):
-        answer = await answer_of(app, "HEAD", "/")
+        answer = await answer_of(app, "HEAD", "/ui/tasks")
     assert answer.status == 200
     assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
 

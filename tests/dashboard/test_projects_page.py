@@ -80,7 +80,7 @@ async def test_only_what_was_changed_is_overridden(tmp_path: Path) -> None:
         assert sorted(project["overridden"]) == ["budgetLimit", "maxConcurrentAgents"]
         assert (project["maxConcurrentAgents"], project["budgetLimit"]) == (9, 1_000)
         _, said = await browser.act("/ui/projects/search/change", fields)
-        assert said == "Done: project search stays as it is: nothing else was asked for."
+        assert said == "Done: project search did not change: the form had the present values."
         _, said = await browser.act("/ui/projects/search/change", {**fields, "budget_limit": ""})
         assert said.startswith("Done:"), said
         assert (await answer_of(app, "GET", "/projects/search")).json["budgetLimit"] is None

@@ -58,7 +58,7 @@ async def test_no_secret_of_the_settings_is_on_any_page(tmp_path: Path) -> None:
         assert '"x-other":"{env.NAME}"' in await settings_text(browser)
         (tmp_path / "headgate.toml").write_text(SECRETS.replace("canary", "canary-new"))
         _, said = await browser.act("/ui/settings/reload")
-        assert said.startswith("Done: the file was read; 7 keys changed")
+        assert said.startswith("Done: Headgate read the file; 7 keys changed")
         for path in (*PAGES, "/ui/slots/work", *OTHER_PAGES):
             page = await browser.get(path)
             assert page.status == 200, path
@@ -74,8 +74,8 @@ async def test_a_file_that_cannot_be_used_changes_nothing_and_stays_on_the_page(
         await browser.get("/ui/settings")
         (tmp_path / "headgate.toml").write_text("[projects.search]\ncredit_weight = -1\n")
         page, said = await browser.act("/ui/settings/reload")
-        assert said.startswith("Not done: nothing has changed, because projects.search")
-        assert "✕\ufe0e not taken" in text_of(page.body)
+        assert said.startswith("Not done: nothing changed, because projects.search")
+        assert "✕\ufe0e refused" in text_of(page.body)
         assert "projects.search.credit_weight 5.0 the file" in text_of(page.body)
 
 
@@ -126,7 +126,7 @@ async def test_large_settings_come_in_parts(tmp_path: Path) -> None:
 async def test_the_audit_log_tells_who_changed_what_page_by_page(tmp_path: Path) -> None:
     async with serving(tmp_path, PROJECT) as (service, app):
         browser = Browser(app)
-        assert "Nothing was changed yet" in await settings_text(browser, "/ui/settings/audit")
+        assert "There are no changes yet" in await settings_text(browser, "/ui/settings/audit")
         await change(app, "/projects/search", b'{"creditWeight": 7}')
         text = await settings_text(browser, "/ui/settings/audit")
         assert "local project.patch search projects.search.credit_weight : 5.0 → 7.0" in text

@@ -67,7 +67,7 @@ async def test_a_slot_is_warmed_and_its_page_tells_what_came_of_it(tmp_path: Pat
         assert "○\ufe0e cold" in cold
         assert "No window is open." in cold
         page, said = await browser.act("/ui/slots/work/warm")
-        assert said.startswith("Done: a wake was sent")
+        assert said.startswith("Done: Headgate sent a wake")
 
         async def is_open() -> bool:
             region = await browser.region("/ui/slots/work", "slot-now")
@@ -100,7 +100,7 @@ async def test_a_slot_is_switched_off_and_on(tmp_path: Path) -> None:
         await browser.get("/ui/slots")
         page, said = await browser.act("/ui/slots/work/disable")
         assert said.startswith("Done:"), said
-        assert "Its tasks wait: disabled by hand" in text_of(page.body)
+        assert "Its tasks wait: paused by hand" in text_of(page.body)
         assert "/ui/slots/work/warm" not in page.body.decode()
         _, refused = await browser.act("/ui/slots/work/warm")
         assert refused.startswith("Not done: slot work:")
@@ -187,14 +187,14 @@ async def test_many_slots_come_in_parts(tmp_path: Path) -> None:
         browser = Browser(app)
         first = await browser.get("/ui/slots")
         assert len(first.body) < 150_000
-        assert f'href="/ui/slots?from={ROWS}">Further slots' in first.body.decode()
+        assert f'href="/ui/slots?from={ROWS}">More slots' in first.body.decode()
         assert f"1 to {ROWS} of {ROWS + 2}" in text_of(first.body)
         rest = (await browser.get(f"/ui/slots?from={ROWS}")).body.decode()
         assert rest.count('class="sheet slot"') == 2
         assert 'href="/ui/slots">Back to the first' in rest
         assert not {"Newest", "Older"} & set(text_of(rest).split())
         behind = text_of((await browser.get("/ui/slots?from=900")).body)
-        assert "none this far on" in behind
+        assert "past the last one" in behind
         assert (await browser.get("/ui/slots?from=x")).status == 400
 
 
@@ -207,7 +207,7 @@ async def test_a_bound_reader_sees_slots_and_neither_log_nor_button(tmp_path: Pa
         page = await browser.get("/ui/slots/work")
         text = text_of(page.body)
         assert page.status == 200
-        assert "What the provider told" in text
+        assert "What the provider reports" in text
         assert "in flight" not in text
         assert "Log" not in text.replace("Log out", "")
         assert "/ui/slots/work/" not in page.body.decode()

@@ -32,9 +32,9 @@ enabled = false
 base_url = "http://127.0.0.1:9"
 """
 NOTHING = "\N{EN DASH}"
-UNKNOWN = "not known while the store is away"
+UNKNOWN = "unknown while the store is unreachable"
 STORE_NOTICE = "The store has a problem. The store cannot be asked; the log of this node says why."
-NO_LEDGER = "not known while the ledger does not answer"
+NO_LEDGER = "unknown while the ledger does not answer"
 LEDGER_NOTICE = "The ledger has a problem. The ledger cannot be asked;"
 LEDGER_AWAY = "The budget ledger cannot be asked now"
 
@@ -96,7 +96,7 @@ async def test_what_the_desk_knows_is_shown_without_the_store(tmp_path: Path) ->
     assert "Queued 1 of 1,000" in text
     assert "In flight 0 of 20" in text
     assert f"{task} of search" in text
-    assert "Why is not known now: the store cannot be asked now" in text
+    assert "The reason is unknown now: the store cannot be asked now" in text
     assert "50 % target" in text
 
 
@@ -146,7 +146,7 @@ async def test_webhooks_that_come_too_late_are_told_as_unknown_and_not_as_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headgate.dashboard.overview.ANSWER_SECONDS", 0.2)
-    unknown = "Whether webhooks were given up is not known now"
+    unknown = "The state of webhooks is unknown now"
     async with serving(tmp_path) as (service, app):
         assert unknown not in await overview(app)
         assert service.api.webhooks is not None
@@ -216,10 +216,10 @@ async def test_an_action_that_the_store_did_not_confirm_is_not_said_to_be_tried_
         text = text_of(answer.body)
         assert answer.status == 503
         assert "tries again by itself" not in text
-        assert "It was not confirmed that anything was done. Look at how things stand" in text
+        assert "Headgate cannot confirm that anything was done. Check the present state" in text
         assert f'href="{page}?a=b">Back to the page of the form</a>' in answer.body.decode()
         looked = await browser.get(page)
-        assert "The service tries again by itself" in text_of(looked.body)
+        assert "The service retries by itself" in text_of(looked.body)
         assert "Back to the page" not in text_of(looked.body)
 
 

@@ -63,7 +63,7 @@ COSTS: list[tuple[TaskRecord, list[Row]]] = [
         ),
         [
             ("Estimate", None, None, "none"),
-            ("Was reserved", 0, 8, "none"),
+            ("Reserved before", 0, 8, "none"),
             ("Reported", None, 3, "not said"),
             ("Booked", 0, 3, "none"),
         ],
@@ -84,7 +84,7 @@ COSTS: list[tuple[TaskRecord, list[Row]]] = [
         [
             ("Estimate", None, None, "none"),
             ("Booked", 80, 11, "none"),
-            ("Of that assumed", 50, 8, "none"),
+            ("Assumed part", 50, 8, "none"),
             ("The last attempt", 30, 3, "none"),
         ],
     ),

@@ -76,7 +76,7 @@ async def test_what_a_driver_says_is_not_on_the_page(tmp_path: Path) -> None:
 
         app.api.engine.why = away  # type: ignore[method-assign, assignment]
         page = text_of((await Browser(app).get(f"/ui/tasks/{task_id}")).body)
-    assert "It is not known now: the store cannot be asked now" in page
+    assert "Unknown now: the store cannot be asked now" in page
     assert "10.1.2.3" not in page
 
 
@@ -214,12 +214,12 @@ def test_attempts_are_told_as_far_as_they_are_known() -> None:
         (
             None,
             "2 earlier attempts",
-            "Their times are not kept. Of all attempts 2 failed, 1 lost their node.",
+            "Their times are not stored. Of all attempts 2 failed, 1 lost their node.",
         ),
         (300.0, "Attempt 3 started", "Agent b, on node n2, with slot work."),
         (
             350.0,
-            "Attempt 3 ended, to be tried again",
+            "Attempt 3 ended, will be retried",
             "it broke. Booked: 12.0k tokens, $0.07, partly assumed.",
         ),
         (400.0, "Attempt 4 started", "Agent a, on node n1."),
@@ -232,7 +232,7 @@ def test_an_attempt_that_is_to_be_tried_again_is_told_once() -> None:
     for status in (TaskStatus.QUEUED, TaskStatus.CANCELLED):
         task = Task(id="t1", agent_id="a", created_at=100.0, status=status)
         titles = [title for _, title, _ in told_of(record_of(task=task, progress=progress))]
-        assert titles[1:3] == ["Attempt 1 started", "Attempt 1 ended, to be tried again"]
+        assert titles[1:3] == ["Attempt 1 started", "Attempt 1 ended, will be retried"]
         assert "Attempt" not in " ".join(titles[3:])
 
 
@@ -245,9 +245,9 @@ def test_an_attempt_that_was_not_begun_is_not_told_with_the_time_of_another(
     progress = Progress(attempt=2, started_at=300.0, attempts=(never,))
     task = Task(id="t1", agent_id="a", created_at=100.0, status=status)
     assert told_of(record_of(task=task, progress=progress))[1:4] == [
-        (None, "Attempt 1 assigned, and not begun", "Agent b, on node n2, with slot work."),
-        (350.0, "Attempt 1 ended, to be tried again", ""),
-        (None, "Attempt 2 assigned, and not begun", "Agent a."),
+        (None, "Attempt 1 assigned, not started", "Agent b, on node n2, with slot work."),
+        (350.0, "Attempt 1 ended, will be retried", ""),
+        (None, "Attempt 2 assigned, not started", "Agent a."),
     ]
 
 
@@ -282,31 +282,31 @@ async def test_attempts_are_told_after_a_restart_and_by_no_list(tmp_path: Path) 
             "failed",
             3,
             Progress(attempt=3, failures=2),
-            "started; not tried again: no more than 3 may fail",
+            "started; no retry: no more than 3 may fail",
         ),
         (
             "failed",
             1,
             Progress(attempt=1),
-            "started; not tried again: no more than one may fail",
+            "started; no retry: no more than one may fail",
         ),
         (
             "failed",
             3,
             Progress(attempt=1, completed_at=250.0),
-            "started; not tried again: its deadline has passed",
+            "started; no retry: its deadline has passed",
         ),
         (
             "failed",
             9,
             Progress(attempt=MAX_LOSSES, losses=MAX_LOSSES - 1),
-            "started; not tried again: its error says why",
+            "started; no retry: its error says why",
         ),
         (
             "failed",
             3,
             Progress(attempt=1, completed_at=150.0),
-            "started; not tried again: an error like this one does not pass by itself",
+            "started; no retry: this kind of error does not go away by itself",
         ),
     ],
 )
@@ -324,7 +324,7 @@ def test_a_task_that_has_ended_waits_for_no_parent() -> None:
     waits = timeline(record_of(terms=terms, progress=waiting), None)[1]
     ended = timeline(record_of(task=task, terms=terms, progress=waiting), None)[1]
     assert (waits.state, waits.text) == ("queued", "Not ended yet: 1.")
-    assert (ended.state, ended.text) == ("cancelled", "It does not wait for them any more.")
+    assert (ended.state, ended.text) == ("cancelled", "It no longer waits for them.")
 
 
 async def test_a_reason_says_its_time_once(tmp_path: Path) -> None:

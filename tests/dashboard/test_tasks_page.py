@@ -337,5 +337,5 @@ async def test_a_question_counts_by_the_state_that_is_meant(tmp_path: Path) -> N
         await submit(app)
         one = text_of((await Browser(app).get("/ui/tasks/cancel?state=queued")).body)
         all_states = text_of((await Browser(app).get("/ui/tasks/cancel")).body)
-    assert "2 queued tasks What waits does not start." in one
-    assert "so all tasks are meant. 2 tasks that are queued, assigned or running" in all_states
+    assert "2 queued tasks Waiting tasks do not start." in one
+    assert "this applies to all tasks. 2 tasks that are queued, assigned or running" in all_states

@@ -122,7 +122,7 @@ async def test_a_form_that_is_sent_as_it_was_drawn_changes_nothing(
         sent = await opened(browser, case)
         await change_behind(app, case)
         _, said = await browser.act(case.action, sent)
-        assert said.endswith("stays as it is: nothing else was asked for.")
+        assert said.endswith("did not change: the form had the present values.")
         assert await held(app, case) == case.changed[2]
 
 

@@ -71,7 +71,7 @@ async def test_a_login_that_cannot_be_checked_says_so_and_may_be_sent_again(hang
     async with asyncio.timeout(5.0):
         answer = await browser.post("/ui/login", {"token": hanging.token()})
     assert answer.status == 503
-    assert "The store has not answered in time" in text_of(answer.body)
+    assert "The store did not answer in time" in text_of(answer.body)
     assert TOKEN not in browser.cookies
     assert LOG_IN in answer.body.decode()
 

@@ -72,7 +72,7 @@ async def test_switched_off_the_page_says_how_to_switch_them_on(tmp_path: Path) 
         browser = Browser(app)
         page = await browser.get("/ui/webhooks")
         assert page.status == 200
-        assert "Webhooks are switched off" in text_of(page.body)
+        assert "Webhooks are off" in text_of(page.body)
         assert (await browser.get("/ui/webhooks/msg_1")).status == 503
 
 
@@ -122,7 +122,7 @@ async def test_one_of_which_nothing_is_left_is_not_sent_again(tmp_path: Path) ->
         await end(service, webhook_id, has_arrived=True, status=204)
         browser = Browser(app)
         page = (await browser.get(f"/ui/webhooks/{webhook_id}")).body.decode()
-        assert "It has arrived. The receiver gets it once more" in page
+        assert "It was delivered. The receiver gets it again" in page
         _, said = await browser.act(f"/ui/webhooks/{webhook_id}/redeliver")
     assert said.startswith("Not done: it has arrived and its task is not kept any more")
 
@@ -130,7 +130,7 @@ async def test_one_of_which_nothing_is_left_is_not_sent_again(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("status", "said"),
     [
-        (204, "Done: the receiver took the message with 204."),
+        (204, "Done: the receiver accepted the message with 204."),
         (500, "Not done: the receiver did not take the message: "),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 
@@ -21,7 +22,7 @@ from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES
 from headgate.engine.supervisor import DISPATCHER_FAILS, NO_DISPATCHER
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executors.executor import WorkOrder
-from headgate.storage.store import Backlog
+from headgate.storage.store import Backlog, Expiration
 from headgate.storage.writer import Fault
 
 FAILS = Failed(error="it is wrong")
@@ -39,6 +40,24 @@ def test_a_queued_task_expires_within_a_second_of_its_deadline() -> None:
     assert record.task.status is TaskStatus.FAILED
     assert record.error == "deadline exceeded while queued"
     assert 0 <= seconds <= 1.0
+
+
+def test_a_task_that_is_ended_keeps_no_other_from_starting() -> None:
+    async def scenario(service: Service) -> float:
+        store, at = service.engine.store, service.now() + 5
+        drop = store.drop
+
+        async def drop_slowly(epoch: int, drops: Sequence[Expiration]) -> list[TaskRecord]:
+            await asyncio.sleep(20)
+            return await drop(epoch, drops)
+
+        store.drop = drop_slowly  # type: ignore[method-assign]
+        parent = await service.submit()
+        await service.submit(deadline=at, depends_on=(parent,))
+        await service.running(await service.submit(not_before=at))
+        return service.now() - at
+
+    assert play(scenario, always(FOREVER_SECONDS)) <= 1.0
 
 
 def test_a_task_that_waits_for_its_time_or_a_parent_expires_too() -> None:

@@ -217,7 +217,7 @@ class TestErrorRecovery:
             await stage.until(0.5)
             stage.slots.reconfigure([bad, slot(world, "good", key="good")])
             await stage.until(3.1)
-            assert "run `headgate slots enable bad`" in world.lines
+            assert "run `headgate slot resume bad`" in world.lines
             assert Counter(asked.key for asked in world.polls) == {"bad": 1, "good": 6}
 
         play(main)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 
 import msgspec
 import pytest
 
-from doc_pages import ROOT
 from engine.slot_stage import MIDNIGHT, MINUTE, Stage, World, failure, play, slot
 from headgate.core.slots.wakes import WakeMode
 from headgate.engine.slots.loops import next_minute
@@ -217,24 +215,6 @@ def test_a_slot_that_stays_disabled_says_so_at_the_next_start() -> None:
         return world.lines.count("slot work is still disabled: the provider refused the key (401)")
 
     assert play(main) == 1
-
-
-def test_every_line_about_slots_is_in_the_reference() -> None:
-    page = (ROOT / "docs/reference/logs.md").read_text().partition("## Lines about slots")[2]
-    source = (ROOT / "src/headgate/engine/slots/slot_log.py").read_text()
-    written = [
-        max(
-            (str(part.value) for part in node.args[0].values if isinstance(part, ast.Constant)),
-            key=len,
-        )
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in ("info", "warning", "error")
-        and isinstance(node.args[0], ast.JoinedStr)
-    ]
-    assert len(written) > 20
-    assert [part for part in written if part.strip(" ;(:") not in page] == []
 
 
 def test_an_idle_slot_asks_the_store_once_a_minute_for_all_slots() -> None:

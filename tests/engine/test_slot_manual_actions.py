@@ -58,7 +58,7 @@ def test_a_slot_that_sends_nothing_says_why() -> None:
         with pytest.raises(SlotUnavailableError, match="disabled in the configuration"):
             await stage.slots.warm("off")
         await stage.slots.switch("work", is_on=False)
-        with pytest.raises(SlotUnavailableError, match="disabled by hand"):
+        with pytest.raises(SlotUnavailableError, match="paused by hand"):
             await stage.slots.warm("work")
         with pytest.raises(SlotNotFoundError, match="there is no slot 'none'"):
             await stage.slots.warm("none")

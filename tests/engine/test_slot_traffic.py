@@ -279,7 +279,7 @@ def test_a_key_that_a_wake_found_refused_can_be_enabled_again(code: int) -> None
         closure = stage.status().standing.closure
         assert closure is not None
         assert f"the provider refused the key ({code})" in closure.why
-        assert "headgate slots enable work" in closure.why
+        assert "headgate slot resume work" in closure.why
         with pytest.raises(SlotUnavailableError):
             await stage.slots.warm("work")
         await stage.slots.switch("work", is_on=True)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from engine.one_service import Service, play
 from engine.simulated_work import DONE, FOREVER_SECONDS, always, in_turn
@@ -32,6 +33,19 @@ def test_a_task_is_done_with_its_result_and_its_cost() -> None:
     record = play(scenario, always(1.0, outcome))
     assert record.task.status is TaskStatus.DONE
     assert (record.result, record.tokens, record.micro_usd) == (bytes(result).decode(), 7, 5)
+
+
+def test_usage_in_an_unknown_shape_is_logged_once_for_a_target() -> None:
+    outcome = Succeeded(result=msgspec.Raw(b'{"usage":{"units":7}}'))
+
+    async def scenario(service: Service) -> list[TaskRecord]:
+        return [await service.ended(await service.submit()) for _ in range(2)]
+
+    with capture_logs() as lines:
+        records = play(scenario, always(1.0, outcome))
+    told = [line for line in lines if line["event"] == "usage in an unknown shape"]
+    assert [line["task_id"] for line in told] == [records[0].task.id]
+    assert [record.tokens for record in records] == [100, 100], "what was reserved is booked"
 
 
 def test_a_task_that_is_submitted_to_an_idle_service_starts_at_once() -> None:

@@ -145,9 +145,9 @@ async def test_usage_is_looked_for_in_slices(code: int, monkeypatch: pytest.Monk
     """A megabyte of output may have a million lines, and each may tell of usage."""
     monkeypatch.setattr(executor, "SLICE_SECONDS", 0.0)
     rounds, read_in = [0], Counter[int]()
-    feed = usage._Lines.feed
+    feed = usage.EventStreamReader.feed
 
-    def counted(lines: usage._Lines, piece: bytes) -> None:
+    def counted(lines: usage.EventStreamReader, piece: bytes) -> None:
         read_in[rounds[0]] += 1
         feed(lines, piece)
 
@@ -156,7 +156,7 @@ async def test_usage_is_looked_for_in_slices(code: int, monkeypatch: pytest.Monk
             rounds[0] += 1
             await asyncio.sleep(0)
 
-    monkeypatch.setattr(usage._Lines, "feed", counted)
+    monkeypatch.setattr(usage.EventStreamReader, "feed", counted)
     script = f"""print('["usage"' + chr(10) * 100_000 + ']'); raise SystemExit({code})"""
     async with opened(python(script), environ=PATH) as running:
         counting = asyncio.create_task(count())

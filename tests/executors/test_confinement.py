@@ -239,6 +239,32 @@ async def test_the_next_start_ends_what_a_killed_service_has_left(fifo: Path) ->
     await asyncio.to_thread(wait_for_end, left)
 
 
+def test_what_is_in_the_middle_of_an_exec_is_found() -> None:
+    """While a process becomes another program, the kernel shows no environment of it."""
+    endless = 'exec "$0" -c "$1" "$0" "$1"'
+    for _ in range(40):
+        mark = new_mark()
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", endless, "/bin/sh", endless], env={**PATH, **marked(mark)}
+        )
+        try:
+            assert kill_marked([mark]) == 1
+            assert process.wait(timeout=30) == -signal.SIGKILL
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_what_was_started_without_an_environment_is_passed_over() -> None:
+    with subprocess.Popen(["/bin/sleep", "1000"], env={}) as process:
+        try:
+            while (found := confinement._environment(process.pid)) is None:
+                os.sched_yield()
+            assert found == b""
+        finally:
+            process.kill()
+
+
 def test_what_another_service_marked_is_left_alone() -> None:
     mine = new_mark()
     uid, namespace, pid, started, attempt = mine.split(".")

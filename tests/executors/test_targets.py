@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from enum import Enum
 
 import msgspec
 import pytest
 
-from doc_pages import ROOT, rows_under
+from doc_pages import ROOT
 from headgate.executors.build import build_executor
 from headgate.executors.callable import CallableExecutor, echo
 from headgate.executors.command import PASSED_ON, CommandExecutor
@@ -105,26 +104,6 @@ def test_what_a_target_does_not_have_is_refused(toml: str, words: str) -> None:
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("kind", [HttpTarget, Resolver, CommandTarget, CallableTarget])
-def test_every_field_is_in_the_reference(kind: type[msgspec.Struct]) -> None:
-    page = (ROOT / "docs/reference/executors.md").read_text()
-    fields = {field.name: default_of(field) for field in msgspec.structs.fields(kind)}
-    rows = [row for row in rows_under(page, f"`{kind.__name__}`") if row[0] in fields]
-    assert [row[:2] for row in rows] == [list(field) for field in fields.items()]
-    assert all(row[2] for row in rows)
-
-
-def default_of(field: msgspec.structs.FieldInfo) -> str:
-    if field.required:
-        return "required"
-    default = field.default if field.default is not msgspec.NODEFAULT else None
-    if callable(field.default_factory):
-        default = field.default_factory()
-    if isinstance(default, Enum):
-        default = default.value
-    return f'"{default}"' if isinstance(default, str) else repr(default)
-
-
 def test_every_variable_that_a_child_gets_is_in_the_reference() -> None:
     page = (ROOT / "docs/reference/executors.md").read_text()
     assert all(f"`{name}`" in page for name in PASSED_ON)
@@ -135,17 +114,14 @@ def test_the_built_in_target_is_the_default_one() -> None:
     assert ECHO.entry_point == f"{echo.__module__}:{echo.__name__}"
 
 
-def test_only_http_targets_need_the_http_client() -> None:
+def test_only_http_targets_load_the_http_client() -> None:
     code = (
-        "import sys; sys.modules['httpx2'] = None\n"
+        "import sys\n"
         "from headgate.executors.build import build_executor\n"
         "from headgate.executors.targets import ECHO, HttpTarget\n"
         "build_executor('a', ECHO, environ={}, clock=lambda: 0.0)\n"
-        "try: build_executor('b', HttpTarget(url='http://h'), environ={}, clock=lambda: 0.0)\n"
-        "except Exception as error: print(error)\n"
+        "assert 'httpx2' not in sys.modules\n"
+        "build_executor('b', HttpTarget(url='http://h'), environ={}, clock=lambda: 0.0)\n"
+        "assert 'httpx2' in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == (
-        "targets.b.kind: needs the package httpx2, which is not installed; "
-        "run pip install 'headgate[server]'\n"
-    )
+    subprocess.run([sys.executable, "-c", code], check=True)

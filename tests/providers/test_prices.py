@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from datetime import UTC, datetime
 from decimal import Decimal, localcontext
+from typing import Any
 
 import pytest
+from genai_prices.data import providers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.money import MAX_RESERVATION_TOKENS
+from headgate.core.money import MAX_RESERVATION_TOKENS, to_micro_usd
 from headgate.errors import CallerError, InvalidAmountError
 from headgate.providers.prices import Cost, Price, PriceList, UnknownPriceError
 
@@ -18,7 +21,7 @@ PUBLISHED = PriceList()
 OWN = PriceList({"mine": Price(input="0.50", output="1.50")})
 CACHING = PriceList({"mine": Price(input=3, output=15, cached_input="0.30", cache_write="3.75")})
 
-OVERRIDDEN: list[tuple[PriceList, dict[str, int], int]] = [
+OVERRIDDEN: list[tuple[PriceList, dict[str, Any], int]] = [
     (OWN, {"input_tokens": 0, "output_tokens": 0}, 0),
     (OWN, {"input_tokens": 1, "output_tokens": 0}, 1),
     (OWN, {"input_tokens": 2, "output_tokens": 0}, 1),
@@ -34,9 +37,133 @@ OVERRIDDEN: list[tuple[PriceList, dict[str, int], int]] = [
 
 @pytest.mark.parametrize(("prices", "usage", "micro_usd"), OVERRIDDEN)
 def test_an_override_is_dollars_for_a_million_tokens_rounded_up(
-    prices: PriceList, usage: dict[str, int], micro_usd: int
+    prices: PriceList, usage: dict[str, Any], micro_usd: int
 ) -> None:
     assert prices.cost("mine", **usage).micro_usd == micro_usd
+
+
+BESIDE_TOKENS: list[tuple[str, dict[str, Any], int]] = [
+    # The list says what an hour in the cache costs, or it is twice the input.
+    ("claude-opus-4-1", {"cache_write_1h_tokens": 1_000}, 30_000),
+    ("mine", {"cache_write_1h_tokens": 1_000}, 6_000),
+    ("mine", {"cache_write_1h_tokens": 400, "cache_write_tokens": 600}, 2_400 + 2_250),
+    # Audio has a price of its own where one is published.
+    ("gpt-audio", {"audio_input_tokens": 1_000}, 32_000),
+    ("mine", {"audio_input_tokens": 1_000}, 3_000),
+    ("mine", {"audio_input_tokens": 1_000, "cache_read_tokens": 1_000}, 300),
+    # Searches cost what the list says, or what both providers take.
+    ("claude-opus-4-1", {"input_tokens": 0, "web_searches": 3}, 30_000),
+    ("gpt-5", {"input_tokens": 0, "file_searches": 2}, 5_000),
+    ("mine", {"input_tokens": 0, "web_searches": 3, "file_searches": 2}, 35_000),
+    # A tier is the provider's own, and an override holds in all of them.
+    ("gpt-5", {"service_tier": "default"}, 1_250),
+    ("gpt-5", {"service_tier": "priority"}, 2_500),
+    ("gpt-5", {"service_tier": "flex"}, 625),
+    ("gpt-5", {"service_tier": "no such tier"}, 1_250),
+    ("mine", {"service_tier": "priority"}, 3_000),
+]
+
+
+@pytest.mark.parametrize(("model", "usage", "micro_usd"), BESIDE_TOKENS)
+def test_what_is_billed_beside_plain_tokens_is_priced(
+    model: str, usage: dict[str, Any], micro_usd: int
+) -> None:
+    assert CACHING.cost(model, **{"input_tokens": 1_000, "output_tokens": 0} | usage).micro_usd == (
+        micro_usd
+    )
+
+
+@pytest.mark.parametrize(
+    ("usage", "field"),
+    [
+        ({"cache_write_1h_tokens": 600, "cache_read_tokens": 600}, "input_tokens"),
+        ({"audio_input_tokens": 1_001}, "input_tokens"),
+        ({"audio_output_tokens": 1}, "output_tokens"),
+        ({"web_searches": -1}, "web_searches"),
+    ],
+)
+def test_parts_are_no_larger_than_the_whole(usage: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidAmountError) as caught:
+        OWN.cost("mine", input_tokens=1_000, output_tokens=0, **usage)
+    assert caught.value.field == field
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    model=st.sampled_from(
+        ["gpt-5", "gpt-4o", "o3", "claude-sonnet-4-5", "claude-haiku-5-5", "gemini-2.5-pro"]
+    ),
+    plain=st.integers(0, 10**6),
+    read=st.integers(0, 10**6),
+    written=st.integers(0, 10**6),
+    output=st.integers(0, 10**6),
+)
+def test_a_published_price_is_what_the_list_itself_calculates(
+    model: str, plain: int, read: int, written: int, output: int
+) -> None:
+    usage: dict[str, Any] = {
+        "input_tokens": plain + read + written,
+        "output_tokens": output,
+        "cache_read_tokens": read,
+        "cache_write_tokens": written,
+    }
+    makers = [p for p in providers if p.id in ("openai", "anthropic", "google")]
+    found = next(m for p in makers for m in p.models if m.id == model)
+    exact = found.get_prices(datetime.now(UTC)).calc_price(usage)["total_price"]
+    assert PUBLISHED.cost(model, **usage).micro_usd == to_micro_usd(exact)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    model=st.sampled_from(["gpt-5", "gpt-audio", "claude-sonnet-4-5", "mine"]),
+    tier=st.sampled_from(["", "auto", "default", "flex", "priority", "no such tier"]),
+    cached=st.tuples(st.integers(0, 10**5), st.integers(0, 10**5), st.integers(0, 10**5)),
+    output=st.integers(0, 10**5),
+    searches=st.integers(0, 10),
+)
+def test_no_usage_costs_more_than_the_most(
+    model: str, tier: str, cached: tuple[int, int, int], output: int, searches: int
+) -> None:
+    total = sum(cached)
+    most = CACHING.most(
+        model,
+        input_tokens=total,
+        output_tokens=output,
+        service_tier=tier,
+        web_searches=searches,
+    )
+    cost = CACHING.cost(
+        model,
+        input_tokens=total,
+        output_tokens=output,
+        cache_read_tokens=cached[0],
+        cache_write_tokens=cached[1],
+        cache_write_1h_tokens=cached[2],
+        audio_output_tokens=output // 2,
+        web_searches=searches,
+        service_tier=tier,
+    )
+    assert cost.micro_usd <= most.micro_usd
+    assert cost.tokens == most.tokens
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    model=st.sampled_from(["gpt-5", "gpt-audio", "claude-sonnet-4-5", "gemini-2.5-pro", "mine"]),
+    tier=st.sampled_from(["", "flex", "priority", "no such tier"]),
+    given_tokens=st.integers(0, 2 * 10**9),
+    output=st.integers(0, 2 * 10**9),
+)
+def test_two_plain_counts_cost_what_they_cost_among_others(
+    model: str, tier: str, given_tokens: int, output: int
+) -> None:
+    usage: dict[str, Any] = {"input_tokens": given_tokens, "output_tokens": output}
+    searched = CACHING.cost(model, **usage, web_searches=1, service_tier=tier)
+    rates = CACHING._rates(model, given_tokens, has_output=output > 0, tier=tier)
+    plain = CACHING.cost(model, **usage, service_tier=tier)
+    assert plain.tokens == searched.tokens
+    # A search costs whole micro-dollars, so that nothing is rounded by it.
+    assert plain.micro_usd == searched.micro_usd - rates.web_search // 10**12
 
 
 def test_published_prices_are_known_without_a_network() -> None:
@@ -97,7 +224,7 @@ def test_an_estimate_takes_the_prompt_once(given_twice: dict[str, int]) -> None:
         OWN.estimate("mine", max_tokens=1, **given_twice)
 
 
-BAD_USAGE: list[tuple[dict[str, int], str]] = [
+BAD_USAGE: list[tuple[dict[str, Any], str]] = [
     ({"input_tokens": -1, "output_tokens": 0}, "input_tokens"),
     ({"input_tokens": 0, "output_tokens": 10**13}, "output_tokens"),
     ({"input_tokens": 0, "output_tokens": 0, "cache_read_tokens": 1}, "input_tokens"),
@@ -109,7 +236,7 @@ BAD_USAGE: list[tuple[dict[str, int], str]] = [
 
 
 @pytest.mark.parametrize(("usage", "field"), BAD_USAGE)
-def test_usage_that_cannot_be_is_refused(usage: dict[str, int], field: str) -> None:
+def test_usage_that_cannot_be_is_refused(usage: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidAmountError) as caught:
         OWN.cost("mine", **usage)
     assert caught.value.field == field
@@ -138,7 +265,7 @@ def test_a_call_within_its_estimate_costs_no_more(
 
 
 def test_prices_do_not_depend_on_the_decimal_context_of_the_program() -> None:
-    usage = {"input_tokens": 123_457, "output_tokens": 98_765}
+    usage: dict[str, Any] = {"input_tokens": 123_457, "output_tokens": 98_765}
     exact = PUBLISHED.cost("gpt-4o", **usage)
     with localcontext(prec=2):
         assert PUBLISHED.cost("gpt-4o", **usage) == exact

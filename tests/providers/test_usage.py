@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from headgate.core.lifecycle import UNKNOWN_USAGE, Usage
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MAX_RESERVATION_TOKENS
 from headgate.providers.prices import Price, PriceList
-from headgate.providers.usage import usage_of
+from headgate.providers.usage import MAX_LINE_BYTES, UsageHider, tells_unknown_usage, usage_of
 
 # A token of input costs one micro-dollar, one of output ten, one from the cache nothing.
 PRICES = PriceList(
@@ -267,3 +268,55 @@ def test_no_answer_raises_and_what_is_known_can_be_booked(body: object, as_event
 @given(body=st.binary(max_size=200), position=st.integers(0, 200))
 def test_no_bytes_raise(body: bytes, position: int) -> None:
     assert usage_of(body[:position] + b'"usage"' + body[position:], PRICES) == UNKNOWN_USAGE
+
+
+@pytest.mark.parametrize(
+    ("result", "is_told"),
+    [
+        ({"usage": {"units": 7}}, True),
+        ({"usage": {}}, False),
+        ({"usage": None}, False),
+        ({"usage": "headgate [OPTIONS]"}, False),
+        ({"text": "usage"}, False),
+        ({"stdout": '{"usage": {"units": 7}}', "stderr": ""}, True),
+        ({"stdout": "usage: ls", "stderr": ""}, False),
+        (["usage"], False),
+    ],
+)
+def test_usage_of_another_shape_is_noticed(result: object, is_told: bool) -> None:
+    assert tells_unknown_usage(msgspec.json.encode(result)) is is_told
+
+
+CHUNK = b'data: {"choices":[{"index":0,"delta":{"content":"usage"}}],"usage":null}'
+USAGE_CHUNK = b'data: {"choices":[],"usage":{"prompt_tokens":20,"completion_tokens":5}}'
+
+
+@given(
+    st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]), st.lists(st.integers(0, 400)), st.booleans()
+)
+def test_a_stream_without_its_usage_is_the_same_wherever_it_is_cut(
+    end: bytes, cuts: list[int], is_ended: bool
+) -> None:
+    events = [CHUNK, b": waiting", CHUNK, USAGE_CHUNK, b"data: [DONE]"]
+    whole = end.join(events) + (end if is_ended else b"")
+    places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    hider = UsageHider()
+    pieces = [whole[first:last] for first, last in itertools.pairwise(places)]
+    shown = b"".join([hider.feed(piece) for piece in pieces]) + hider.finish()
+    assert shown == whole.replace(USAGE_CHUNK + end, b"")
+
+
+def test_an_event_that_is_too_long_goes_on_and_the_next_is_looked_at() -> None:
+    hider = UsageHider()
+    long = b'data: {"text":"' + b"x" * MAX_LINE_BYTES
+    assert hider.feed(long) == long
+    assert (
+        hider.feed(b'"}\n\n' + USAGE_CHUNK + b"\n\n" + CHUNK + b"\n\n")
+        == b'"}\n\n' + CHUNK + b"\n\n"
+    )
+    assert hider.finish() == b""
+
+
+def test_usage_at_the_end_of_a_stream_that_is_cut_off_is_hidden_too() -> None:
+    hider = UsageHider()
+    assert hider.feed(USAGE_CHUNK) + hider.finish() == b""

@@ -15,7 +15,7 @@ from service.support import environment
 @contextmanager
 def fake_provider(*options: str, port: str = "0") -> Iterator[str]:
     """Serve a provider, and give its address."""
-    command = [sys.executable, "-m", "headgate", "slots", "fake-provider", "--json"]
+    command = [sys.executable, "-m", "headgate", "fake-provider", "--json"]
     with subprocess.Popen(
         [*command, "--port", port, *options],
         stdout=subprocess.PIPE,

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +66,7 @@ class ServiceProcess:
         self.log_path = folder / "service.log"
         self.address = f"http://127.0.0.1:{port}"
         self.token = ""
+        self.variables: dict[str, str] = {}
         self._command = [sys.executable, "-m", "headgate", "up", "--port", str(port), *arguments]
         if open_files is not None:
             limited = 'ulimit -n "$0" && exec "$@"'
@@ -98,7 +99,7 @@ class ServiceProcess:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self.folder,
-                env=environment(),
+                env=environment() | self.variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -141,16 +142,24 @@ class ServiceProcess:
             self._process.kill()
             self.wait()
 
-    def ask(self, method: str, path: str, body: object = None, *, seconds: float = 30.0) -> Answer:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        seconds: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Send one request, and return its answer."""
         place = urlsplit(self.address)
         connection = http.client.HTTPConnection(place.netloc, timeout=seconds)
         try:
             content = None if body is None else msgspec.json.encode(body)
-            headers = {"Content-Type": "application/json"}
+            sent = {"Content-Type": "application/json", **(headers or {})}
             if self.token:
-                headers["Authorization"] = f"Bearer {self.token}"
-            connection.request(method, path, content, headers)
+                sent["Authorization"] = f"Bearer {self.token}"
+            connection.request(method, path, content, sent)
             response = connection.getresponse()
             return Answer(response.status, msgspec.json.decode(response.read()))
         finally:
@@ -245,5 +254,7 @@ def _command_line(pid: int) -> bytes:
 def environment() -> dict[str, str]:
     """Return the variables of a process of the tests, in which targets are found."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
-    # Targets of tests are functions in these folders.
-    return {**own, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
+    # The program is the one beside the tests, and targets of tests are functions in these folders.
+    folders = [str(ROOT / "src"), str(ROOT), str(ROOT / "tests")]
+    given = [own["PYTHONPATH"]] if own.get("PYTHONPATH") else []
+    return {**own, "PYTHONPATH": os.pathsep.join(folders + given)}

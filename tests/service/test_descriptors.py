@@ -40,7 +40,7 @@ class KeptConnection:
         return answer.status, json.loads(answer.read())
 
     def state(self, task_id: str) -> str:
-        return str(self.ask("GET", f"/tasks/{task_id}")[1]["state"])
+        return str(self.ask("GET", f"/tasks/{task_id}")[1].get("state", "not read"))
 
     def descriptors(self) -> str:
         status, body = self.ask("GET", "/readyz")

@@ -62,7 +62,7 @@ def wait_for_slot(headgate: Command, service: ServiceProcess, name: str, **wante
         return all(found.get(field) == value for field, value in wanted.items())
 
     wait_until(is_so, seconds=20, what=service.output)
-    return headgate("slots", "status", name, "--json", "--url", service.address).json
+    return headgate("slot", "show", name, "--json", "--url", service.address).json
 
 
 def test_a_slot_is_woken_confirmed_held_freed_and_survives_a_kill(
@@ -96,7 +96,8 @@ def held_task(headgate: Command, service: ServiceProcess) -> str:
     assert "slot used-up is closed: exhausted, 100% used" in why
     assert "until " in why
     (reason,) = headgate("why", task, "--json", *there).json["reasons"]
-    assert reason["until"] == datetime.fromisoformat(slot["resetsAt"]).timestamp()
+    until = datetime.fromisoformat(reason["until"])
+    assert until == datetime.fromisoformat(slot["resetsAt"])
     return task
 
 
@@ -107,7 +108,7 @@ def woken(headgate: Command, service: ServiceProcess, provider: str) -> None:
     assert slot["lastConfirmedAt"] >= slot["lastWakeAt"]
     assert slot["nextWake"]["mode"] == "interval"
     assert requests_of(provider)[1] == 1
-    lines = headgate("slots", "status", "--url", service.address).out.splitlines()
+    lines = headgate("slot", "list", "--url", service.address).out.splitlines()
     assert [line.split()[:3] for line in lines[2:4]] == [
         ["lasting", "open", "1%"],
         ["used-up", "exhausted", "100%"],
@@ -118,14 +119,14 @@ def woken(headgate: Command, service: ServiceProcess, provider: str) -> None:
 def refused_and_switched(headgate: Command, service: ServiceProcess, provider: str) -> None:
     """See that an open window is not woken, and that the switch does what it says."""
     there = ("lasting", "--url", service.address)
-    refused = headgate("slots", "warm", *there)
+    refused = headgate("slot", "warm", *there)
     assert (refused.code, "the window is open until" in refused.err) == (2, True)
     answer = service.ask("POST", "/slots/lasting/warm")
     assert (answer.status, answer.body["code"]) == (409, "window_open")
     assert answer.body["details"]["resetsAt"]
-    assert headgate("slots", "disable", *there).out.startswith("lasting is disabled by hand")
-    assert headgate("slots", "warm", *there).code == 2
-    assert headgate("slots", "enable", *there).out == "lasting is enabled\n"
+    assert headgate("slot", "pause", *there).out.startswith("Slot lasting is paused")
+    assert headgate("slot", "warm", *there).code == 2
+    assert headgate("slot", "resume", *there).out == "Slot lasting is active.\n"
     wait_for_slot(headgate, service, "lasting", state="open")
     assert requests_of(provider)[1] == 1
     entries = service.ask("GET", "/audit?limit=2").body["entries"]
@@ -153,7 +154,7 @@ def killed(headgate: Command, service: ServiceProcess, provider: str) -> None:
 
 def assert_logged(headgate: Command, data: Path) -> None:
     """See that every phase of the wake is in the log of slots, and no key."""
-    lines = headgate("slots", "log", "lasting", "--json", "--data", data).out.splitlines()
+    lines = headgate("slot", "log", "lasting", "--json", "--data", data).out.splitlines()
     found = [json.loads(line) for line in lines]
     wake = [one for one in found if one["action"] == "initial-wake"]
     assert [one["phase"] for one in wake] == ["request", "response"]

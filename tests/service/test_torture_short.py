@@ -14,6 +14,7 @@ CHECKS = (
     ("service", "--backend", "redis", "--estimates", "none"),
     ("nodes", "--backend", "postgres"),
     ("webhooks", "--backend", "sqlite"),
+    ("gateway", "--backend", "sqlite", "--calls", "300", "--escrow", "on"),
 )
 
 

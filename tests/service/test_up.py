@@ -43,7 +43,7 @@ kind = "command"
 command = ["sh", "-c", "echo $$ > child.pid; sleep 3600"]
 kill_grace_seconds = 0.1
 """
-DRAINING = "finishing what runs"
+DRAINING = "waiting for running tasks"
 
 
 def config(folder: Path, *, drain_seconds: float = 20.0) -> tuple[str, str]:
@@ -191,7 +191,7 @@ def test_a_process_whose_data_another_has_taken_ends_at_once(service: ServicePro
     shutil.copytree(service.folder / "moved", data, ignore=shutil.ignore_patterns(LOCK_NAME))
     with hold_directory(data):
         assert service.wait() == 1
-    assert "so this one ends" in service.output()
+    assert "because its lock was deleted" in service.output()
 
 
 def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+import msgspec
+
 from budgets.support import drift_of
+from headgate.core.call import CallRecord, CallState
 from headgate.core.retention import EVICTION_RANKS, StoredResult, evictable_at
 from headgate.core.task import TaskStatus, is_worker
 from headgate.storage import ledger
+from headgate.storage.call_rows import is_usage
 from headgate.storage.queries import totals
 from headgate.storage.schema import TASK_BYTES, TASK_COLUMNS
 from headgate.storage.sql_store import SqlTaskStore
@@ -113,7 +117,7 @@ def _audit_projects(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
     sizes: dict[str, int] = dict(transaction.read(f"SELECT id, {TASK_BYTES} FROM tasks"))
     expected: dict[str, list[int]] = {}
     for row in rows.values():
-        sums = expected.setdefault(row.project_id, [0] * 6)
+        sums = expected.setdefault(row.project_id, [0] * 8)
         is_queued = row.status is TaskStatus.QUEUED
         sums[0] += is_queued
         sums[1] += is_queued and row.is_scheduled
@@ -121,11 +125,24 @@ def _audit_projects(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
         sums[3] += row.is_terminal
         sums[4] += sizes[row.id] if row.is_terminal else 0
         sums[5] += row.status is TaskStatus.REJECTED
+    for project_id, size_bytes in transaction.read(
+        "SELECT project_id, octet_length(record) FROM calls"
+    ):
+        sums = expected.setdefault(project_id, [0] * 8)
+        sums[6] += 1
+        sums[7] += size_bytes
     columns = "project_id, queued, scheduled, live_bytes, ended, ended_bytes, refused"
+    columns += ", calls, call_bytes"
     found = transaction.read(f"SELECT {columns} FROM project_counts")
     assert {row[0]: list(row[1:]) for row in found if any(row[1:])} == expected
     counters: dict[str, int] = dict(transaction.read("SELECT name, amount FROM counters"))
-    for place, name in ((0, "queued"), (1, "scheduled"), (2, "live_bytes"), (4, "ended_bytes")):
+    for place, name in (
+        (0, "queued"),
+        (1, "scheduled"),
+        (2, "live_bytes"),
+        (4, "ended_bytes"),
+        (7, "call_bytes"),
+    ):
         assert counters.get(name, 0) == sum(sums[place] for sums in expected.values()), name
 
 
@@ -164,7 +181,7 @@ def _audit_usage(transaction: Transaction, _: dict[str, TaskRow]) -> None:
     What nobody reported in tokens counts in a share by its weight, and only there.
     """
     (used,) = transaction.read(
-        "SELECT CAST(SUM(micro_usd) AS BIGINT), CAST(SUM(attempts) AS BIGINT),"
+        "SELECT CAST(SUM(micro_usd) AS BIGINT), CAST(SUM(attempts + calls) AS BIGINT),"
         " CAST(SUM(tokens - assumed_tokens) AS BIGINT), CAST(SUM(tokens) AS BIGINT)"
         " FROM usage_rows"
     )
@@ -186,8 +203,14 @@ def _audit_counters(transaction: Transaction, rows: dict[str, TaskRow]) -> None:
         assert getattr(counted, name) == states[status], name
     assert counted.submitted == sum(row.spec.rejected is None for row in rows.values())
     usage = transaction.read("SELECT started, completed FROM project_usage")
-    assert counted.started == sum(row[0] for row in usage)
-    assert counted.completed == sum(row[1] for row in usage)
+    calls = [
+        msgspec.json.decode(row[0], type=CallRecord)
+        for row in transaction.read("SELECT record FROM calls WHERE task_id IS NULL")
+    ]
+    begun = [call for call in calls if is_usage(call)]
+    done = [call for call in begun if call.state is CallState.DONE]
+    assert counted.started + len(begun) == sum(row[0] for row in usage)
+    assert counted.completed + len(done) == sum(row[1] for row in usage)
     for name in HAPPENINGS:
         lanes = [*counted.lanes, *counted.forgotten]
         assert getattr(counted, name) == sum(getattr(lane, name) for lane in lanes), name

@@ -36,7 +36,7 @@ def resign(tables: Tables, node_id: str) -> None:
 
 
 def dispatcher(tables: Tables) -> str:
-    return tables.do(nodes.dispatcher_node)
+    return tables.do(lambda tx: nodes.to_election(tx.read(nodes.READ_LEADER)).node_id)
 
 
 def assert_stale(tables: Tables, epoch: int, *, now: float, why: str = "is over") -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimit, QueueLimits, Rejected
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.scopes import Tenant
 from headgate.core.estimates import PROBE, Hold, given
 from headgate.core.gates import GateClosure
@@ -28,7 +29,9 @@ from headgate.core.task import (
     TaskStatus,
     Terms,
 )
+from headgate.core.task_money import OpenCalls
 from headgate.errors import StaleEpochError, StoreError
+from headgate.storage.audit import Actor, AuditEntry
 from headgate.storage.sql_store import TaskTables, be_here
 from headgate.storage.store import (
     Assigned,
@@ -122,9 +125,13 @@ STEPS = (
         cost=Usage(tokens=0),
         node_id="n3",
         tenant=Tenant(agent_id="coder"),
+        open_calls=OpenCalls(Amounts(micro_usd=3, tokens=4), has_called=True),
     ),
     KEYED,
     Cancellation("tsk_1", "n2"),
+    Cancellation(
+        "tsk_1", "n2", AuditEntry(actor=Actor(name="ops", token_id="t1"), action="task.cancel")
+    ),
     Plan(
         3,
         [
@@ -150,11 +157,22 @@ TRACELESS = msgspec.structs.replace(NEW, keeps_refusal=False)
 FIELDS: dict[type[msgspec.Struct], tuple[str, ...]] = {
     NewTask: ("task", "terms", "submission", "limits", "node_id", "keeps_refusal", "warning"),
     KeyedSubmit: ("key", "tasks"),
-    Settlement: ("task_id", "lease", "step", "cost", "result", "closure", "node_id", "tenant"),
+    Settlement: (
+        "task_id",
+        "lease",
+        "step",
+        "cost",
+        "result",
+        "closure",
+        "node_id",
+        "tenant",
+        "open_calls",
+    ),
     Tenant: ("project_id", "agent_id"),
     Lease: ("node_id", "attempt"),
     Usage: ("tokens", "micro_usd", "model", "is_priced"),
-    Cancellation: ("task_id", "node_id"),
+    Cancellation: ("task_id", "node_id", "entry"),
+    AuditEntry: ("actor", "action", "subject", "detail", "is_read", "id"),
     Plan: ("epoch", "assignments"),
     Queued: ("record", "position", "warning"),
     TurnedAway: ("record", "rejected"),

@@ -11,7 +11,15 @@ from headgate.core.admission import QueueLimits
 from headgate.core.rate_limits import RateCharge
 from headgate.core.task import MAX_LOSSES, Choice, Submission, TaskStatus
 from headgate.errors import StaleEpochError
-from headgate.storage.store import Assigned, Expiration, Node, NotAssigned, Queued, TurnedAway
+from headgate.storage.store import (
+    Assigned,
+    Expiration,
+    Heir,
+    Node,
+    NotAssigned,
+    Queued,
+    TurnedAway,
+)
 from storage.scene import AGAIN, AWAY, HERE, LEASE_SECONDS, Place, ids
 
 
@@ -285,6 +293,37 @@ async def test_a_node_that_is_not_alive_collects_nothing(place: Place) -> None:
         assert await scene.state("t1") == "assigned"
         (record,) = await scene.store.recover(scene.epoch, ["t1"])
         assert record.task.status is TaskStatus.QUEUED
+
+
+async def test_an_heir_goes_on_with_what_outlives_its_node(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.join_away()
+        await scene.submit("t1")
+        await scene.assign("t1", node_id=AWAY)
+        (started,) = (await scene.store.collect(AWAY)).started
+        heir = Heir(node_id=HERE, targets=frozenset({"browser"}))
+        assert await scene.store.recover(scene.epoch, ["t1"], heir=heir) == []
+        await scene.store.leave(AWAY)
+        (record,) = await scene.store.recover(scene.epoch, ["t1"], heir=heir)
+        assert heir.has(record)
+        assert record.task.status is TaskStatus.RUNNING
+        before, after = started.progress, record.progress
+        assert (after.node_id, after.attempt, after.losses) == (HERE, before.attempt, 0)
+        assert after.reservation_id == before.reservation_id
+        assert (await scene.store.recover(scene.epoch, ["t1"], heir=heir)) == []
+
+
+async def test_an_heir_takes_nothing_that_ended_with_its_node(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.join_away()
+        await scene.submit("t1")
+        await scene.assign("t1", node_id=AWAY)
+        await scene.store.collect(AWAY)
+        await scene.store.leave(AWAY)
+        heir = Heir(node_id=HERE, targets=frozenset({"cluster"}))
+        (record,) = await scene.store.recover(scene.epoch, ["t1"], heir=heir)
+        assert record.task.status is TaskStatus.QUEUED
+        assert record.progress.losses == 1
 
 
 async def test_what_a_dead_node_ran_is_lost_and_booked_in_full(place: Place) -> None:

@@ -223,12 +223,12 @@ def test_a_caller_that_gives_up_during_its_turn_changes_nothing_for_the_others(
 def test_a_commit_that_fails_fails_everybody_in_it_and_nobody_after_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_bench(tmp_path) as bench:
-            await bench.hold_up()
             # The first commit is that of the operation which holds the others up.
+            first = await bench.hold_up()
             bench.database.next_errors = [LedgerUnavailableError("the disk is full")] * 2
             waiting = [bench.writer.submit(add(n)) for n in range(3)]
             bench.let_go()
-            answers = await asyncio.gather(*waiting, return_exceptions=True)
+            answers = await asyncio.gather(first, *waiting, return_exceptions=True)
             assert all(isinstance(answer, LedgerUnavailableError) for answer in answers)
             assert await bench.writer.submit(add(7)) == 7
             assert await bench.numbers() == [7]

@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from tenants.world import MALLORY, MINE, THEIR_AGENT, THEIRS, Tenant, World, own_task_body
+from tenants.world import (
+    MALLORY,
+    MINE,
+    OWN_CALL,
+    THEIR_AGENT,
+    THEIR_CALL,
+    THEIRS,
+    Tenant,
+    World,
+    own_call_body,
+    own_task_body,
+)
 
 HARMS = ("spend", "block", "read", "slow", "fill")
 
@@ -105,6 +116,22 @@ POST /tasks/retry
   limit            number
 POST /tasks/{id}/retry
   id               task
+GET /calls
+  projectId        project
+  agentId          agent
+  model            text
+  upstream         text
+  slot             slot
+  taskId           task
+  state            choice
+  since            moment
+  until            moment
+  limit            number
+  cursor           text
+GET /calls/{id}
+  id               call
+GET /calls/{id}/why
+  id               call
 POST /agents/{id}/claim
   id               agent
   workerId         worker
@@ -182,6 +209,8 @@ POST /budgets/commit
   scope            scope
   usd              money
   tokens           number
+POST /reservations/{id}/release
+POST /reservations/{id}/extend
 POST /budgets/adjust
 POST /budgets/release
   id               reservation
@@ -216,6 +245,7 @@ GET /targets/{id}
 PATCH /targets/{id}
 GET /budgets
 PATCH /budgets
+DELETE /budgets
 GET /closures
 POST /closures/open
 GET /audit
@@ -228,6 +258,8 @@ POST /slots/{id}/warm
 POST /slots/{id}/observe
 POST /slots/{id}/enable
 POST /slots/{id}/disable
+GET /models
+GET /models/{id}
 GET /scheduler/stats
 GET /scheduler/lanes
   projectId        project
@@ -238,8 +270,91 @@ GET /readyz
 GET /openapi.json
 """
 
+CALLS = """
+POST /v1/chat/completions
+  X-Headgate-Project   project
+  X-Headgate-Agent     agent
+  X-Headgate-Scope     scope
+  X-Headgate-Priority  number
+  X-Headgate-Reserve   choice
+  model            model
+  stream           flag
+  max_tokens       number
+POST /v1/completions
+  X-Headgate-Project   project
+  X-Headgate-Agent     agent
+  X-Headgate-Scope     scope
+  X-Headgate-Priority  number
+  X-Headgate-Reserve   choice
+  model            model
+  stream           flag
+  max_tokens       number
+POST /v1/responses
+  X-Headgate-Project   project
+  X-Headgate-Agent     agent
+  X-Headgate-Scope     scope
+  X-Headgate-Priority  number
+  X-Headgate-Reserve   choice
+  model            model
+  stream           flag
+  max_tokens       number
+POST /v1/embeddings
+  X-Headgate-Project   project
+  X-Headgate-Agent     agent
+  X-Headgate-Scope     scope
+  X-Headgate-Priority  number
+  X-Headgate-Reserve   choice
+  model            model
+  stream           flag
+  max_tokens       number
+POST /v1/messages
+  X-Headgate-Project   project
+  X-Headgate-Agent     agent
+  X-Headgate-Scope     scope
+  X-Headgate-Priority  number
+  X-Headgate-Reserve   choice
+  model            model
+  stream           flag
+  max_tokens       number
+POST /v1/messages/count_tokens
+  X-Headgate-Project   project
+  X-Headgate-Agent     agent
+  X-Headgate-Scope     scope
+  X-Headgate-Priority  number
+  X-Headgate-Reserve   choice
+  model            model
+  stream           flag
+  max_tokens       number
+GET /v1/models
+GET /v1/models/{id}
+  id               model
+GET /v1/responses/{id}
+  id               text
+DELETE /v1/responses/{id}
+  id               text
+GET /upstreams/{id}/{path}
+  id               upstream
+  path             place
+POST /upstreams/{id}/{path}
+  id               upstream
+  path             place
+  X-Headgate-Project   project
+  X-Headgate-Agent     agent
+  X-Headgate-Scope     scope
+  X-Headgate-Priority  number
+  X-Headgate-Reserve   choice
+  model            model
+  stream           flag
+  max_tokens       number
+DELETE /upstreams/{id}/{path}
+  id               upstream
+  path             place
+"""
+"""The routes of the gateway, where a tenant spends the money of its own budgets on models."""
+
 LONG = "x" * 300_000
 DEEP = "[" * 3_000 + "]" * 3_000
+UNKNOWN_CALL = "call-01m7fs2skb2415wvpawg4jr96h"
 UNKNOWN_TASK = "01a00000000000000000000000000000"
 
 
@@ -305,6 +420,15 @@ KINDS: Mapping[str, Kind] = {
             *("/".join(f"k{n}:v" for n in range(500)), LONG),
         ],
     ),
+    "model": Kind(
+        ("spend", "read", "slow"),
+        lambda _: ["gpt-unpriced", "a\r\nx: y", "openai/gpt-5", "", LONG, 7],
+    ),
+    "upstream": Kind(("block", "read"), lambda _: ["no-such", "..", "%2e%2e", "", LONG]),
+    "place": Kind(
+        ("spend", "read"),
+        lambda _: ["..", "../../tasks", "%2e%2e/tasks", "chat/completions", "admin", "x" * 5_000],
+    ),
     "scopes": Kind(
         ("spend", "block"),
         lambda _: [
@@ -315,6 +439,10 @@ KINDS: Mapping[str, Kind] = {
     "task": Kind(
         ("block", "read"),
         lambda world: [world.their_done_task, world.their_waiting_task, UNKNOWN_TASK, "x", LONG],
+    ),
+    "call": Kind(
+        ("block", "read"),
+        lambda world: [THEIR_CALL, UNKNOWN_CALL, world.their_waiting_task, "call-", "x", LONG],
     ),
     "tasks": Kind(
         ("block", "read", "slow"),
@@ -372,7 +500,7 @@ def routes() -> dict[str, dict[str, str]]:
     """Return the fields of each route in the table, with their kinds."""
     found: dict[str, dict[str, str]] = {}
     route = ""
-    for line in TABLE.strip().splitlines():
+    for line in (TABLE.strip() + CALLS).strip().splitlines():
         if not line.startswith(" "):
             route = line.strip()
             found[route] = {}
@@ -410,6 +538,12 @@ def attacks(route: str, tenant: Tenant, world: World) -> Iterator[Attack]:
             name, body = _base(route, tenant, world)
             if field == "id" and "{id}" in path:
                 yield _attack(method, path, value, body, field, value)
+            elif field == "path" and "{path}" in path:
+                yield _attack(method, path.replace("{path}", str(value)), name, body, field, value)
+            elif field.startswith("X-Headgate-"):
+                yield _attack(method, path, name, body, field, value)._replace(
+                    headers={field: str(value)}
+                )
             elif method == "GET":
                 yield _attack(method, path, name, None, field, value, query={field: value})
             elif kind == "header":
@@ -435,6 +569,7 @@ def _attack(
     query: Mapping[str, object] | None = None,
 ) -> Attack:
     place = path.replace("{id}", quote(str(name)[:2_000], safe=""))
+    place = place.replace("{path}", "chat/completions" if method == "POST" else "models")
     if query:
         place += "?" + urlencode({key: str(each)[:6_000] for key, each in query.items()})
     is_stream = path.endswith("/events")
@@ -485,6 +620,17 @@ def _base(route: str, tenant: Tenant, world: World) -> tuple[str, dict[str, Any]
             return MINE, None
         case "GET /slots/{id}":
             return "common", None
+        case "GET /calls/{id}" | "GET /calls/{id}/why":
+            return OWN_CALL, None
+        case "GET /v1/models/{id}":
+            return "gpt-5", None
+        case "GET /v1/responses/{id}" | "DELETE /v1/responses/{id}":
+            made = tenant.ask("POST", "/v1/responses", own_call_body("responses"))
+            return str(made.json["id"]), None
+    if "/upstreams/" in route:
+        return "openai", own_call_body("chat") if "POST" in route else None
+    if "/v1/" in route:
+        return "", own_call_body(route.rpartition("/")[2]) if "POST" in route else None
     if "/tasks/{id}" in route:
         return world.own_task(tenant), {}
     return "x", {} if route.startswith("POST") else None

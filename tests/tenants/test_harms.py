@@ -12,11 +12,23 @@ import pytest
 from budgets.servers import PostgresServer
 from headgate.api.app import ROUTES
 from headgate.api.openapi import openapi
-from tenants.harms import HARMS, KINDS, UNKNOWN_TASK, Attack, attacks, described, first, routes
+from headgate.gateway.gateway import ROUTES as CALL_ROUTES
+from tenants.harms import (
+    HARMS,
+    KINDS,
+    UNKNOWN_CALL,
+    UNKNOWN_TASK,
+    Attack,
+    attacks,
+    described,
+    first,
+    routes,
+)
 from tenants.world import (
     BOUNDS,
     MOST_SECONDS,
     SECRET,
+    THEIR_CALL,
     THEIRS,
     Answer,
     Tenant,
@@ -33,13 +45,19 @@ WORK = (
 )
 OF_PROJECTS = ("GET /estimates", "GET /projects/{id}")
 NEEDS = {f"{route.method} {route.path}": route.needs for route in ROUTES}
+CALLS = [f"{route.method} {route.path}" for route in CALL_ROUTES]
 NOT_FOR = {
     *((route, bound) for route in WORK for bound in ("project", "both")),
     *((route, bound) for route in OF_PROJECTS for bound in ("agent", "both")),
     *(("GET /metrics", bound) for bound in BOUNDS),
+    *(
+        (f"{method} /upstreams/{{id}}/{{path}}", one)
+        for method in ("GET", "DELETE")
+        for one in BOUNDS
+    ),
 }
 """What some tokens cannot do at all: a worker takes tasks of all projects, some answers are of
-whole projects, and metrics name every agent."""
+whole projects, metrics name every agent, and the key of the service opens what is everybody's."""
 
 FOR_TENANTS = [route for route, needs in NEEDS.items() if needs not in ("admin", None)]
 
@@ -60,7 +78,7 @@ def world_on_postgres(
 
 
 def test_every_route_and_field_has_a_row() -> None:
-    document = msgspec.json.decode(msgspec.json.encode(openapi(ROUTES)))
+    document = msgspec.json.decode(msgspec.json.encode(openapi(ROUTES, CALL_ROUTES)))
     for_admin = {route for route, needs in NEEDS.items() if needs == "admin"}
     wanted = {
         route: set() if route in for_admin else fields
@@ -79,6 +97,20 @@ def test_every_harm_is_aimed_at() -> None:
 @pytest.mark.parametrize("route", FOR_TENANTS)
 def test_no_field_of_a_route_harms_another(world: World, route: str, bound: str) -> None:
     harmless(world, route, world.hostile[bound])
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+@pytest.mark.parametrize("route", CALLS)
+def test_no_call_of_a_model_harms_another(world: World, route: str, bound: str) -> None:
+    harmless(world, route, world.hostile[bound])
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_calls_are_for_tokens_that_may_submit(world: World, bound: str) -> None:
+    reader = world.token_with("read", BOUNDS[bound])
+    for route in CALLS:
+        answer = _sent(reader, first(route, world.hostile[bound], world))
+        assert answer.status == 403, (route, answer)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +157,12 @@ def test_what_belongs_to_others_is_answered_like_what_does_not_exist(
             for task_id in (UNKNOWN_TASK, world.their_done_task, world.their_waiting_task)
         ]
         assert answers[0] == answers[1] == answers[2], route
+    for end in ("", "/why"):
+        answers = [
+            _told(tenant.ask("GET", f"/calls/{call_id}{end}"), call_id)
+            for call_id in (UNKNOWN_CALL, THEIR_CALL)
+        ]
+        assert answers[0] == answers[1], end
     parents = [
         _told(tenant.ask("POST", "/tasks", _depending(tenant, task_id)), task_id)
         for task_id in (UNKNOWN_TASK, world.their_done_task, world.their_waiting_task)

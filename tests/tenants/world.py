@@ -7,6 +7,7 @@ each attack `World.harms` says what it did to the other.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -19,6 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+import msgspec
+
+from gateway.billing_upstream import upstream_in_thread
+from headgate.app import STORE_FILE
+from headgate.core.call import CallRecord, CallState
+from headgate.storage.call_rows import CallStore, EndedCall, first_call_id_at
+from headgate.storage.postgres import PostgresTaskStore
+from headgate.storage.sql_store import SqlTaskStore
+from headgate.storage.sqlite import SqliteTaskStore
 from service.fake_providers import fake_provider
 from service.support import ServiceProcess, running_service
 
@@ -56,6 +66,28 @@ limit_tokens = 50_000_000
 [budgets."project:theirs/agent:mallory"]
 limit_usd = "{own_usd}"
 limit_tokens = {own_tokens}
+
+[upstreams.openai]
+kind = "openai"
+base_url = "{upstream}/v1"
+key_env = "{secret}_KEY"
+
+[upstreams.anthropic]
+kind = "anthropic"
+base_url = "{upstream}"
+key_env = "{secret}_KEY"
+
+[prices."gpt-5"]
+input = 1.0
+output = 2.0
+
+[prices."claude-sonnet-5"]
+input = 1.0
+output = 2.0
+
+[prices."text-embedding-3-small"]
+input = 1.0
+output = 2.0
 
 [[slots]]
 name = "common"
@@ -97,6 +129,10 @@ MOST_STORED_BYTES = 96 << 20
 PROBE_SECONDS = 15.0
 STREAM_SECONDS = 0.1
 TICKS = os.sysconf("SC_CLK_TCK")
+
+
+OWN_CALL, THEIR_CALL = first_call_id_at(time.time() - 60), first_call_id_at(time.time() - 30)
+"""The ids of two calls through the gateway that have ended, one of each tenant."""
 
 
 class Answer(NamedTuple):
@@ -410,6 +446,19 @@ def own_task_body(tenant: Tenant) -> dict[str, object]:
     return {"action": "work", **own.get(tenant.kind, {"projectId": MINE, "agentId": MALLORY})}
 
 
+def own_call_body(protocol: str) -> dict[str, object]:
+    """Return a call of a model, as small as it can be."""
+    turns = [{"role": "user", "content": "hi"}]
+    match protocol:
+        case "embeddings":
+            return {"model": "text-embedding-3-small", "input": "hi"}
+        case "responses":
+            return {"model": "gpt-5", "input": "hi", "max_output_tokens": 10}
+        case "messages" | "count_tokens":
+            return {"model": "claude-sonnet-5", "max_tokens": 10, "messages": turns}
+    return {"model": "gpt-5", "max_tokens": 10, "messages": turns, "prompt": "hi"}
+
+
 def cpu_seconds(pids: list[int]) -> float:
     """Return how much processor time processes have used."""
     total = 0
@@ -440,10 +489,38 @@ def _first(response: http.client.HTTPResponse, connection: http.client.HTTPConne
     return b"".join(pieces).decode(errors="replace")
 
 
+async def _make_calls(store: SqlTaskStore) -> None:
+    """Write that each tenant has made a call, before the service starts."""
+    own = CallRecord(
+        id=OWN_CALL,
+        project_id=MINE,
+        agent_id=MALLORY,
+        model="m",
+        state=CallState.FAILED,
+        created_at=time.time() - 60,
+    )
+    theirs = msgspec.structs.replace(
+        own,
+        id=THEIR_CALL,
+        project_id=THEIRS,
+        agent_id=f"{SECRET}-agent",
+        model=f"{SECRET}-model",
+        slot=f"{SECRET}-slot",
+        error=SECRET,
+    )
+    await store.open()
+    try:
+        await CallStore(store).finish([EndedCall(record=one) for one in (own, theirs)])
+    finally:
+        await store.close()
+
+
 @contextmanager
 def running_world(folder: Path, *arguments: str) -> Iterator[World]:
     """Run a service with two tenants."""
-    with fake_provider() as provider:
+    with fake_provider() as provider, upstream_in_thread() as upstream:
+        # Nobody else has a variable of this name, and the services of tests get all there are.
+        os.environ[f"{SECRET}_KEY"] = f"sk-{SECRET}"
         key_file = folder / "key"
         key_file.write_text("sk-no-key-of-anybody")
         key_file.chmod(0o600)
@@ -451,12 +528,19 @@ def running_world(folder: Path, *arguments: str) -> Iterator[World]:
         config.write_text(
             SETTINGS.format(
                 provider=provider,
+                upstream=upstream.url,
                 secret=SECRET,
                 own_usd=OWN_USD,
                 own_tokens=OWN_TOKENS,
                 key_file=key_file,
             )
         )
+        (folder / "data").mkdir(exist_ok=True)
+        if "--store" in arguments:
+            url = arguments[arguments.index("--store") + 1]
+            asyncio.run(_make_calls(PostgresTaskStore(url)))
+        else:
+            asyncio.run(_make_calls(SqliteTaskStore(folder / "data" / STORE_FILE)))
         with running_service(folder, "--config", str(config), *arguments) as service:
             token = (folder / "data" / "token").read_text().strip()
             world = World(service, Tenant(service, token, kind="operator"))

@@ -172,7 +172,7 @@ def test_the_settings_that_it_prints_are_a_slot() -> None:
 def test_the_command_says_where_it_serves_and_ends_cleanly(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "headgate", "slots", "fake-provider", "--port", "0", "--json"]
+    command = [sys.executable, "-m", "headgate", "fake-provider", "--port", "0", "--json"]
     with subprocess.Popen(
         [*command, "--warm", "--percent", "40"],
         stdout=subprocess.PIPE,
@@ -196,5 +196,21 @@ def test_the_command_says_where_it_serves_and_ends_cleanly(
 def test_the_command_refuses_what_is_no_window(
     option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["slots", "fake-provider", "--port", "0", option]) == 2
+    assert run(["fake-provider", "--port", "0", option]) == 2
     assert option.partition("=")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "events"),
+    [("/v1/chat/completions", 4), ("/v1/messages", 6)],
+    ids=["openai", "anthropic"],
+)
+async def test_a_request_for_a_stream_gets_one(path: str, events: int) -> None:
+    async with FakeProvider() as provider, httpx2.AsyncClient() as client:
+        answer = await client.post(
+            f"{provider.address}{path}", json={"stream": True}, headers={"x-api-key": "any"}
+        )
+        assert answer.headers["content-type"] == "text/event-stream"
+        lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+        assert len(lines) == events
+        assert "Hi" in answer.text

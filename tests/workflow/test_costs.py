@@ -10,6 +10,7 @@ import pytest
 
 from headgate.core.estimates import MAX_KINDS, Kind, Learned
 from headgate.errors import WorkflowError
+from headgate.storage.data_lock import hold_store
 from headgate.storage.usage import KnownKind
 from headgate.workflow.costs import (
     ESTIMATES_FILE,
@@ -144,6 +145,13 @@ def test_what_a_workflow_has_learned_is_known_to_its_next_run_and_to_no_other(
     assert earlier_kinds(tmp_path, "flow") == [kept("a", 1.0), kept("b", 2.0)]
     assert names(earlier_kinds(tmp_path, "other")) == ["c"]
     assert (tmp_path / ESTIMATES_FILE).stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.timeout(10)
+def test_a_run_ends_while_a_service_holds_the_same_data_directory(tmp_path: Path) -> None:
+    with hold_store(tmp_path / "headgate.db"):
+        write_kinds(tmp_path, [kept("a", 1.0)])
+    assert names(earlier_kinds(tmp_path, "flow")) == ["a"]
 
 
 def test_of_each_kind_what_was_fed_last_is_kept(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from headgate.core.task import Task, TaskRecord, TaskStatus
 from headgate.core.task_view import TaskUsageBody, snapshot_of
 from headgate.errors import WorkflowError
 from headgate.workflow.backend import StepTask, TaskState
-from headgate.workflow.placeholders import Template, Text
+from headgate.workflow.placeholders import Text
 from headgate.workflow.remote_journal import SentOrder
 from headgate.workflow.remote_tasks import (
     BATCH_BYTES,
@@ -32,7 +32,6 @@ from headgate.workflow.workflow import (
     CallWork,
     CommandWork,
     HttpWork,
-    ModelWork,
     Step,
     StepItems,
     Work,
@@ -50,10 +49,6 @@ HERE = Text(parts=("x",))
         ("command", CommandWork(command=(HERE,))),
         ("http", HttpWork(url=HERE)),
         ("call", CallWork(entry_point="a:b")),
-        (
-            "model",
-            ModelWork(endpoint="openai", model="m", body=Template(value={}), max_tokens=9),
-        ),
     ],
 )
 def test_a_step_that_names_no_target_is_refused_with_its_name_and_line(
@@ -190,7 +185,13 @@ def test_of_a_task_that_is_gone_only_what_was_heard_is_concluded(
 
 def why(*holds: dict[str, Any], until: float | None = 9.0, others: int = 0) -> WhyBody:
     reasons = tuple(
-        ReasonBody(detail=hold, message="m", until=until, held_by_others=others) for hold in holds
+        ReasonBody(
+            detail=hold,
+            message="m",
+            until=None if until is None else datetime.fromtimestamp(until, UTC),
+            held_by_others=others,
+        )
+        for hold in holds
     )
     return WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=reasons)
 

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from headgate import Client
 from headgate.api.app import App
 from headgate.api.http.server import serve
-from headgate.cli import slots as slots_view
+from headgate.cli import slot as slots_view
 from headgate.cli import task_view, why
 from headgate.cli.top.app import Texts, Top
 

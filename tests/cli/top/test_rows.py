@@ -10,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from headgate.api.schema.admin import LaneBody, LaneListBody, ProjectBody, ProjectListBody
+from headgate.api.schema.calls import CallBody, CallWhyBody
 from headgate.api.schema.tasks import (
     BudgetStatusBody,
     LimitsBody,
@@ -20,9 +21,15 @@ from headgate.api.schema.tasks import (
     WhyBody,
 )
 from headgate.cli.top import rows as top_rows
-from headgate.cli.top.panes import SLOTS, WAITING, note
+from headgate.cli.top.panes import CALLS, SLOTS, WAITING, amount, note
 from headgate.cli.top.rows import budget_rows, left_text, spent_text
-from headgate.cli.top.service_state import ServiceState, ShownTask, ShownTasks, Throughput
+from headgate.cli.top.service_state import (
+    ServiceState,
+    ShownTask,
+    ShownTasks,
+    Throughput,
+    calls_by_upstream,
+)
 from headgate.cli.top.tables import (
     BAD,
     CAREFUL,
@@ -31,6 +38,7 @@ from headgate.cli.top.tables import (
     fitted,
     widths_of,
 )
+from headgate.core.call import CallState
 from headgate.core.slots.status import NextWakeBody, SlotBody, SlotListBody
 from headgate.core.task import TaskStatus
 
@@ -43,6 +51,57 @@ def moment(seconds: float) -> datetime:
 
 def texts(row: Row) -> list[str]:
     return [cell.text for cell in row.cells]
+
+
+def call(upstream: str, state: CallState, seconds: float, number: int = 1) -> CallBody:
+    return CallBody(
+        call_id=f"call-{number}",
+        state=state,
+        project_id="search",
+        agent_id="coder",
+        model="gpt-5",
+        upstream=upstream,
+        created_at=moment(seconds),
+    )
+
+
+def test_calls_are_counted_by_upstream_with_the_one_that_waits_longest() -> None:
+    waiting, running = CallState.WAITING, CallState.RUNNING
+    found = calls_by_upstream(
+        [
+            call("b", running, -200),
+            call("a", running, -90),
+            call("a", waiting, -30, number=2),
+            call("a", waiting, -75, number=3),
+        ]
+    )
+    assert [(one.upstream, one.waiting, one.running) for one in found] == [("a", 2, 1), ("b", 0, 1)]
+    longest = found[0].longest
+    assert longest is not None
+    assert longest.call_id == "call-3"
+
+
+REASON = ReasonBody(detail={"reason": "upstream_full"}, message="openai is full")
+CALL_REASONS: list[tuple[CallWhyBody | str | None, str]] = [
+    (None, "…"),
+    ("call not found", "call not found"),
+    (CallWhyBody(call_id="call-1", state=CallState.WAITING), "starts now"),
+    (CallWhyBody(call_id="call-1", state=CallState.RUNNING), "running"),
+    (CallWhyBody(call_id="call-1", state=CallState.WAITING, reasons=(REASON,)), "openai is full"),
+]
+
+
+@pytest.mark.parametrize(("why", "text"), CALL_REASONS)
+def test_an_upstream_shows_why_its_oldest_call_waits(
+    why: CallWhyBody | str | None, text: str
+) -> None:
+    service = ServiceState()
+    (one,) = calls_by_upstream([call("a", CallState.WAITING, -75)])
+    service.calls = (msgspec.structs.replace(one, why=why),)
+    (row,) = top_rows.call_rows(service, NOW)
+    assert texts(row)[:3] == ["a", "1", "0"]
+    assert texts(row)[4:] == ["search", "gpt-5", text]
+    assert amount(CALLS, service) == "1"
 
 
 def project(**given: object) -> ProjectBody:

@@ -331,7 +331,7 @@ def test_no_interval_as_long_as_a_rolling_window_holds_more_than_the_limit(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("none", "for good"),
+        ("none", "in all"),
         ("day", "by the day"),
         ("week@Europe/Berlin", "by the week, by the clock of Europe/Berlin"),
         ("rolling:1h", "over any hour"),

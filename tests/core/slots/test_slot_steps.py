@@ -217,7 +217,7 @@ def test_polling_is_disabled_at_the_limit_of_errors_and_says_so() -> None:
     assert hold is not None
     assert hold.why == (
         "disabled, 10 polls failed in a row, the last: timeout"
-        "; correct that, then run `headgate slots enable work`"
+        "; correct that, then run `headgate slot resume work`"
     )
     assert poll_due_at(ASLEEP, world.row("work"), NOW + 1e6) is None
 
@@ -332,7 +332,7 @@ def test_a_weekly_limit_that_is_used_up_calls_for_no_wake() -> None:
     ("change", "why"),
     [
         ({"is_enabled": False}, "disabled in the configuration"),
-        ({}, "disabled by hand, `headgate slots enable work` brings it back"),
+        ({}, "paused by hand, `headgate slot resume work` brings it back"),
     ],
 )
 def test_a_slot_that_is_off_is_neither_polled_nor_woken_and_holds_its_tasks(

@@ -27,7 +27,6 @@ from headgate.inprocess.sdk.clients import proxies_of
 from inprocess.sdk import upstream
 from inprocess.sdk.scene import PRICES, SCOPE, scene
 from inprocess.sdk.upstream import whole
-from test_import import BARE_INSTALL, probe
 
 BODY = {"model": "gpt-4o", "messages": [], "max_tokens": 10}
 URL = "http://provider.test/v1/chat/completions"
@@ -209,18 +208,6 @@ async def test_a_thread_that_is_interrupted_while_it_waits_leaves_nothing_behind
 def _interrupted(ask: Callable[[], None]) -> None:
     with pytest.raises(KeyboardInterrupt):
         ask()
-
-
-def test_a_bare_install_says_which_extra_it_needs() -> None:
-    statement = """
-try:
-    from headgate import sdk
-except ImportError as error:
-    assert "headgate[sdk]" in str(error)
-else:
-    raise AssertionError
-"""
-    probe(statement, installed=BARE_INSTALL)
 
 
 async def test_a_ledger_that_a_client_opened_is_closed_with_it() -> None:

@@ -169,7 +169,7 @@ async def test_several_prompts_are_held_for_together() -> None:
 class OddPrices(PriceList):
     """Prices of one's own, that fail when a cost is to be read."""
 
-    def cost(self, model: str, **tokens: int) -> Cost:
+    def cost(self, model: str, **tokens: Any) -> Cost:
         if "cache_read_tokens" in tokens:
             raise KeyError("no such column")
         return super().cost(model, **tokens)

@@ -118,7 +118,10 @@ def test_open_answers_count_as_the_default_each() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"no json", b"[1]", b"\xff", b"[" * 100_000])
 def test_what_cannot_be_read_is_an_unnamed_model_with_all_of_it_for_a_prompt(body: bytes) -> None:
-    assert read_call("/v1/messages", body) == ModelCall(model="", prompt_chars=len(body))
+    size = len(body)
+    assert read_call("/v1/messages", body) == ModelCall(
+        model="", prompt_chars=size, prompt_bytes=size, is_readable=False
+    )
 
 
 PDF = "JVBERi0" * 100
@@ -200,3 +203,32 @@ def test_usage_is_asked_for_only_where_a_stream_would_not_tell(
 
 def test_a_body_that_is_no_object_stays_as_it_is() -> None:
     assert with_stream_usage("/v1/chat/completions", b"[]") == b"[]"
+
+
+RARE_FIELDS = (
+    *("background", "best_of", "container", "conversation", "functions", "max_tool_calls"),
+    *("mcp_servers", "n", "prompt", "prompt_cache_key", "service_tier", "speed"),
+    *("stream_options", "thinking", "tools", "web_search_options"),
+)
+
+
+@pytest.mark.parametrize("name", RARE_FIELDS)
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages", "/embeddings"])
+def test_a_rare_field_that_says_nothing_changes_nothing(path: str, name: str) -> None:
+    fields: dict[str, Any] = {
+        "model": "m",
+        "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}],
+        "max_tokens": 7,
+        "max_output_tokens": 9,
+        "stream": True,
+    }
+    plain = read_call(path, msgspec.json.encode(fields))
+    body = msgspec.json.encode({**fields, name: None})
+    with_field = read_call(path, body)
+    assert with_field.has_tools is (name == "functions")
+    assert with_field == msgspec.structs.replace(
+        plain,
+        prompt_chars=plain.prompt_chars + len(name),
+        prompt_bytes=len(body),
+        has_tools=with_field.has_tools,
+    )

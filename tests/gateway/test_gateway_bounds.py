@@ -1,0 +1,128 @@
+"""What one request may cost the service itself: memory, and the time of everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.billing_upstream import Plan
+from gateway.gateway_service import CHAT, LOOK_SECONDS, MESSAGES, asking, gateway_service
+from headgate.gateway.gateway import Patience
+from headgate.providers.prices import MAX_MODEL_LENGTH
+from headgate.providers.requests import MAX_VALUES, has_too_many_values
+
+PASSED = "/upstreams/openai/v1/foo"
+
+
+async def test_the_model_of_a_request_that_is_passed_on_is_bounded(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        sent = len(gateway.upstream.requests)
+        for model in ("m" * (MAX_MODEL_LENGTH + 1), "a\nb"):
+            answer = await gateway.client.post(PASSED, json={"model": model})
+            assert answer.status_code == 400, answer.text
+            assert "printable" in answer.text
+        assert len(gateway.upstream.requests) == sent, "nothing was sent"
+        for body in ({}, {"model": "m" * MAX_MODEL_LENGTH}):
+            await gateway.client.post(PASSED, json=body)
+        assert len(gateway.upstream.requests) == sent + 2
+
+
+class Pauses:
+    """The longest that nothing else had its turn."""
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+
+    async def watch(self) -> None:
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            self.longest = max(self.longest, now - before)
+            before = now
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Pauses]:
+    """Watch how long the service stops for one of its clients."""
+    pauses = Pauses()
+    watching = asyncio.create_task(pauses.watch())
+    try:
+        yield pauses
+    finally:
+        watching.cancel()
+
+
+@pytest.mark.parametrize("value", [b"1", b"{}", b"[]", b'{"a":1}', b'""'])
+@pytest.mark.parametrize("path", [CHAT, PASSED])
+async def test_a_body_of_very_many_values_stops_nobody(
+    tmp_path: Path, path: str, value: bytes
+) -> None:
+    body = b'{"model":"gpt-5","messages":[' + b",".join([value] * 4_000_000) + b"]}"
+    async with gateway_service(tmp_path) as gateway:
+        async with watched() as pauses:
+            answer = await gateway.client.post(path, content=body)
+        assert answer.status_code == 413, answer.text
+        assert "values" in answer.json()["error"]["message"]
+        assert not gateway.upstream.requests
+        assert pauses.longest < 0.5, "to decode it would take seconds"
+
+
+async def test_large_images_and_texts_full_of_commas_are_taken(tmp_path: Path) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo" * 500_000}
+    blocks = [
+        {"type": "image", "source": source},
+        {"type": "text", "text": '{"a\\": [1,2],' * 99_999},
+    ]
+    body = asking(MESSAGES) | {"messages": [{"role": "user", "content": blocks}]}
+    async with gateway_service(tmp_path) as gateway:
+        answer = await gateway.client.post(MESSAGES, json=body)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("before", range(5))
+def test_commas_in_text_are_no_values_wherever_a_body_is_parted(before: int) -> None:
+    text = b'"' + b" " * before + b'\\\\\\",{[' * MAX_VALUES + b'"'
+    assert not has_too_many_values(b"[" + text + b"]")
+    assert has_too_many_values(b"[" + text + b",1" * MAX_VALUES + b"]")
+
+
+async def sip(port: int) -> None:
+    """Ask for a stream, and take it a few bytes at a time for as long as it lasts."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(connection, ("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=connection, limit=4_096)
+    body = json.dumps(asking(CHAT, is_stream=True)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    try:
+        while await reader.read(4_096):  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_SECONDS)
+    finally:
+        writer.close()
+
+
+async def test_a_slow_reader_gives_its_permit_back(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, inflight=1) as gateway:
+        gateway.gateway.patience = Patience(slow_seconds=0.3, drain_seconds=0.3)
+        gateway.upstream.script.append(Plan(fault="endless"))
+        sipping = asyncio.create_task(sip(gateway.port))
+        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        answer = await gateway.ask(CHAT, "behind it")
+        assert answer.status_code == 200, "it had the permit of the one that was cut"
+        sipping.cancel()
+        await asyncio.wait((sipping,))
+        await gateway.until_idle()
+        cut = next(iter(gateway.calls.latest()))
+        assert cut.state.value == "failed"
+        assert cut.assumed_tokens, "what it cost nobody has said"

@@ -1,0 +1,216 @@
+"""What lies behind the key of the service belongs to all tenants, and to none of them alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+
+from gateway.billing_upstream import Plan
+from gateway.gateway_service import (
+    ANTHROPIC_KEY,
+    ANTHROPIC_VERSION,
+    CHAT,
+    MESSAGES,
+    OPENAI_KEY,
+    RESPONSES,
+    UPSTREAMS,
+    GatewayService,
+    asking,
+    gateway_service,
+)
+from headgate.gateway.routing import CIRCUIT_FAILURES, CIRCUIT_SECONDS
+from headgate.storage.tokens import Bounds, Permission, new_token
+
+TENANTS = """
+[auth]
+required = true
+
+[projects.a]
+[projects.b]
+
+[projects.careful]
+reserve = "strict"
+"""
+
+
+async def token(gateway: GatewayService, project_id: str) -> dict[str, str]:
+    """Return the header of a new token."""
+    now = gateway.service.engine.now()
+    permissions: tuple[Permission, ...] = ("submit", "read")
+    bounds = Bounds(project_id=project_id)
+    new = new_token(name="t", permissions=permissions, now=now, bounds=bounds)
+    await gateway.service.api.tokens.add(new.kept)
+    return {"authorization": f"Bearer {new.text}"}
+
+
+async def stored(gateway: GatewayService, headers: dict[str, str]) -> str:
+    answer = await gateway.client.post(RESPONSES, json=asking(RESPONSES), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["id"])
+
+
+async def test_a_tenant_reads_and_deletes_its_own_stored_responses_alone(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        one, other = await token(gateway, "a"), await token(gateway, "b")
+        mine = await stored(gateway, one)
+        path = f"{RESPONSES}/{mine}"
+        for method in ("GET", "DELETE"):
+            refused = await gateway.client.request(method, path, headers=other)
+            assert refused.status_code == 404, refused.text
+            assert "project 'b' has made no response" in refused.json()["error"]["message"]
+        continued = await gateway.ask(RESPONSES, headers=other, previous_response_id=mine)
+        assert continued.status_code == 404, continued.text
+        assert len(gateway.upstream.bill) == 1, "nothing was sent"
+        own = await gateway.ask(RESPONSES, headers=one, previous_response_id=mine)
+        assert own.status_code == 200, own.text
+        assert (await gateway.client.get(path, headers=one)).status_code == 200
+        assert (await gateway.client.delete(path, headers=one)).status_code == 200
+
+
+async def test_the_key_of_the_service_opens_no_other_address_to_a_tenant(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        bound = await token(gateway, "b")
+        sent = len(gateway.upstream.requests)
+        for path in (
+            "/upstreams/openai/v1/organization/admin_api_keys",
+            "/upstreams/openai/v1/files",
+        ):
+            answer = await gateway.client.get(path, headers=bound)
+            assert answer.status_code == 403, (path, answer.text)
+            assert "key of your own" in answer.text
+        for path in (f"{RESPONSES}/resp_unknown", f"{RESPONSES}/resp_unknown/input_items"):
+            answer = await gateway.client.get(path, headers=bound)
+            assert answer.status_code == 404, (path, answer.text)
+        assert len(gateway.upstream.requests) == sent, "nothing was sent"
+
+
+async def test_what_nobody_can_bound_is_refused_where_budgets_are_strict(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS.replace("required = true", "")) as gateway:
+        answer = await gateway.client.post(
+            "/upstreams/openai/v1/batches",
+            json={"input_file_id": "file"},
+            headers={"x-headgate-project": "careful"},
+        )
+        assert answer.status_code == 400
+        assert "strict" in answer.text
+        plain: httpx2.Response = await gateway.client.post(
+            f"/p/careful{CHAT}", json=asking(CHAT, service_tier="default")
+        )
+        assert plain.status_code == 200, plain.text
+
+
+async def test_a_limit_of_one_model_closes_no_other(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        one, other = await token(gateway, "a"), await token(gateway, "b")
+        gateway.upstream.account(OPENAI_KEY).fail(429, retry_after="3600")
+        limited = gateway.start(CHAT, headers=one, model="gpt-small")
+        await gateway.until_waiting()
+        answer = await gateway.ask(CHAT, headers=other, model="gpt-5")
+        assert answer.status_code == 200, answer.text
+        assert (await gateway.record(answer)).slot is None, "it is the key of everybody"
+        same = gateway.start(CHAT, headers=other, model="gpt-small")
+        await gateway.until_waiting(2)
+        for waiting in (limited, same):
+            waiting.cancel()
+
+
+async def test_what_is_passed_on_opens_no_circuit(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        gateway.upstream.account(ANTHROPIC_KEY).fail(500, times=CIRCUIT_FAILURES + 1)
+        for _ in range(CIRCUIT_FAILURES + 1):
+            path = f"/upstreams/anthropic{CHAT}"
+            answer = await gateway.client.post(path, json=asking(CHAT))
+            assert answer.status_code >= 500, answer.text
+        answer = await gateway.ask(MESSAGES)
+        assert int(answer.headers["x-headgate-waited-ms"]) < 1_000 * CIRCUIT_SECONDS / 2
+        assert answer.status_code == 200
+
+
+async def test_an_operator_is_told_whose_a_stored_response_is(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS.replace("required = true", "")) as gateway:
+        made = await gateway.ask(f"/p/a{RESPONSES}")
+        response_id = made.json()["id"]
+        other = await gateway.client.get(f"/p/b{RESPONSES}/{response_id}")
+        assert other.status_code == 404
+        assert "/p/a/v1" in other.text
+        assert (await gateway.client.get(f"/p/a{RESPONSES}/{response_id}")).status_code == 200
+
+
+async def test_what_was_learned_and_whose_responses_are_survive_a_restart(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'headgate.db'}"
+    key = {"authorization": "Bearer sk-of-a-client-0001"}
+    free = UPSTREAMS.replace('key_env = "A_KEY"\n', "")
+    prompt = "a rather long prompt of many words " * 200
+    async with gateway_service(tmp_path, TENANTS, upstreams=free, store=store) as gateway:
+        one = await token(gateway, "a")
+        own = {"x-api-key": key["authorization"].removeprefix("Bearer "), **one}
+        mine = await stored(gateway, one)
+        first = await gateway.ask(MESSAGES, prompt, headers=own)
+        assert first.status_code == 200, first.text
+        name = (await gateway.record(first)).slot
+        billed = gateway.upstream.bill[-1].input_tokens
+    async with gateway_service(tmp_path, TENANTS, upstreams=free, store=store) as gateway:
+        other = await token(gateway, "b")
+        refused = await gateway.ask(RESPONSES, headers=other, previous_response_id=mine)
+        assert refused.status_code == 404, refused.text
+        again = await gateway.ask(MESSAGES, prompt, headers=own)
+        record = await gateway.record(again)
+        assert record.slot == name, "the name of its key is the same"
+        held = record.reserved_tokens - 100
+        assert abs(held - billed) <= 0.5 * abs(record.prompt_chars / 4 - billed) + 1
+
+
+PATHS = ("/p/a/upstreams/openai/v1", "/p/a/agent-7/upstreams/openai/v1", "/upstreams/openai/v1")
+
+
+async def test_an_upstream_is_reached_under_the_prefix_of_a_project(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS.replace("required = true", "")) as gateway:
+        found = []
+        for path in PATHS:
+            answer = await gateway.client.post(f"{path}/chat/completions", json=asking(CHAT))
+            assert answer.status_code == 200, answer.text
+            record = await gateway.record(answer)
+            found.append((record.project_id, record.agent_id))
+        assert found[:2] == [("a", found[2][1]), ("a", "agent-7")]
+        assert found[2][0] == "default"
+
+
+EXHAUSTED = """
+[projects.a]
+
+[budgets."project:a"]
+limit_usd = "0.000001"
+"""
+
+
+async def test_what_is_free_needs_no_budget(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, EXHAUSTED) as gateway:
+        refused = await gateway.ask(f"/p/a{CHAT}")
+        assert refused.status_code == 402, refused.text
+        made = await gateway.ask(RESPONSES)
+        response_id = made.json()["id"]
+        gateway.gateway._stored[response_id] = "a"
+        for path in (f"/p/a{RESPONSES}/{response_id}", "/p/a/v1/models"):
+            answer = await gateway.client.get(path)
+            assert answer.status_code == 200, (path, answer.text)
+        counted = await gateway.client.post(
+            "/p/a/v1/messages/count_tokens", json=asking(MESSAGES), headers=ANTHROPIC_VERSION
+        )
+        assert counted.status_code == 200, counted.text
+        assert (await gateway.status("project:a"))["spentUsd"] in ("0", "0.00", 0)
+
+
+async def test_no_rate_left_on_one_model_closes_no_other(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS.replace("required = true", "")) as gateway:
+        none_left = {
+            "x-ratelimit-limit-requests": "10",
+            "x-ratelimit-remaining-requests": "0",
+            "x-ratelimit-reset-requests": "30m",
+        }
+        gateway.upstream.script.append(Plan(headers=none_left))
+        assert (await gateway.ask(CHAT, model="gpt-5-mini")).status_code == 200
+        assert (await gateway.ask(CHAT, model="gpt-5")).status_code == 200
+        waiting = gateway.start(CHAT, model="gpt-5-mini")
+        await gateway.until_waiting()
+        waiting.cancel()

@@ -1,0 +1,367 @@
+"""Budgets in front of models: what is refused, in which words, and what answers tell of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.billing_upstream import Plan
+from gateway.gateway_service import (
+    ANTHROPIC_VERSION,
+    CHAT,
+    CODEX,
+    MESSAGES,
+    OPENAI_KEY,
+    RESPONSES,
+    GatewayService,
+    error_of,
+    gateway_service,
+    usd,
+)
+from headgate.storage.tokens import Bounds, new_token
+
+PATHS = (CHAT, RESPONSES, MESSAGES)
+LIMITED = """
+[projects.a]
+[budgets."project:a"]
+limit_usd = "1"
+"""
+DAILY = LIMITED + 'window = "day"\n[gateway]\nmax_wait_seconds = {seconds}\n'
+
+
+def budget(limit: str, more: str = "") -> str:
+    """Return the settings of a project with a budget."""
+    return f'[projects.a]\n[budgets."project:a"]\nlimit_usd = "{limit}"\n{more}\n'
+
+
+async def spend(gateway: GatewayService, amount: str) -> None:
+    """Book something on the budget of project a."""
+    held = {"id": "r-1", "scope": "project:a", "usd": amount}
+    for step in ("reserve", "commit"):
+        answer = await gateway.client.post(f"/budgets/{step}", json=held)
+        assert answer.status_code < 300, answer.text
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_call_without_room_is_refused_in_its_protocol(
+    tmp_path: Path, path: str, is_stream: bool
+) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, LIMITED) as gateway:
+            await spend(gateway, "0.99")
+            fields: dict[str, Any] = {
+                "max_output_tokens" if path == RESPONSES else "max_tokens": 8_000
+            }
+            answer = await gateway.ask(f"/p/a{path}", is_stream=is_stream, **fields)
+            assert answer.status_code == 402, answer.text
+            assert answer.headers["x-should-retry"] == "false"
+            assert answer.headers["x-headgate-call-id"]
+            error = error_of(answer)
+            if path == MESSAGES:
+                assert error["type"] == "billing_error"
+            else:
+                assert error["type"] == "insufficient_quota"
+                assert error["code"] == "budget_exceeded"
+            assert "project:a" in error["message"]
+            for figure in ("$0.99", "$1.00", "$0.016"):
+                assert figure in error["message"]
+            assert not gateway.upstream.requests
+            record = await gateway.record(answer)
+            assert record.state.value == "refused"
+            assert record.tokens is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_codex_is_told_of_a_limit_and_of_its_reset(tmp_path: Path, path: str) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, DAILY.format(seconds=0.2)) as gateway:
+            await spend(gateway, "0.99995")
+            answer = await gateway.ask(f"/p/a{path}", headers=CODEX, max_tokens=100)
+            assert answer.status_code == 400, answer.text
+            error = error_of(answer)
+            assert error["type"] == "usage_limit_reached"
+            midnight = (int(time.time()) // 86_400 + 1) * 86_400
+            assert abs(error["resets_at"] - midnight) <= 86_400
+            assert "project:a" in error["message"]
+            assert "UTC" in error["message"], "when it frees"
+            assert answer.headers["x-should-retry"] == "false"
+
+    asyncio.run(scenario())
+
+
+def test_where_a_budget_resets_in_time_the_call_waits(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, DAILY.format(seconds=604800)) as gateway:
+            await spend(gateway, "0.99995")
+            waiting = gateway.start(f"/p/a{MESSAGES}")
+            await gateway.until_waiting()
+            (call,) = gateway.calls.live()
+            found = (await gateway.client.get(f"/calls/{call.id}/why")).json()
+            assert "project:a" in found["reasons"][0]["message"]
+            assert found["expectedSeconds"] > 0
+            text = (tmp_path / "headgate.toml").read_text()
+            (tmp_path / "headgate.toml").write_text(
+                text.replace('limit_usd = "1"', 'limit_usd = "2"')
+            )
+            assert (await gateway.client.post("/scheduler/reload")).status_code == 200
+            assert (await waiting).status_code == 200
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_model_without_a_price_is_refused_where_dollars_are_limited(
+    tmp_path: Path, path: str
+) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, budget("5"), prices="") as gateway:
+            answer = await gateway.ask(f"/p/a{path}", model="mystery-9")
+            assert answer.status_code == 400, answer.text
+            message = error_of(answer)["message"]
+            assert "mystery-9" in message
+            assert "project:a" in message
+            assert not gateway.upstream.requests
+            answer = await gateway.ask(path, model="mystery-9")
+            assert answer.status_code == 200, "nothing is limited there"
+            record = await gateway.record(answer)
+            assert record.is_unpriced
+            assert record.tokens == gateway.upstream.bill[-1].tokens
+
+    asyncio.run(scenario())
+
+
+def test_what_answers_cost_and_what_is_left_stands_in_their_headers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, budget("5")) as gateway:
+            await gateway.ask(f"/p/a{MESSAGES}", "[[delay 0.05]]")
+            answer = await gateway.ask(f"/p/a{MESSAGES}", "[[delay 0.05]]")
+            record = await gateway.record(answer)
+            assert usd(float(answer.headers["x-headgate-cost-usd"])) == record.micro_usd
+            assert 4.0 < float(answer.headers["x-headgate-remaining-usd"]) <= 5.0
+            answer = await gateway.ask(MESSAGES, "[[delay 0.05]]")
+            assert "x-headgate-remaining-usd" not in answer.headers, "nothing is limited"
+            streamed = await gateway.ask(f"/p/a{MESSAGES}", is_stream=True)
+            assert "x-headgate-cost-usd" not in streamed.headers, "nobody knows it yet"
+            assert float(streamed.headers["x-headgate-remaining-usd"]) <= 5.0
+
+    asyncio.run(scenario())
+
+
+def test_codex_sees_the_windows_of_its_budgets(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        text = budget("5", 'window = "rolling:5h"')
+        text += '[budgets."project:a/agent:codex"]\nlimit_usd = "1"\nwindow = "week"\n'
+        async with gateway_service(tmp_path, text) as gateway:
+            headers = CODEX | {"x-headgate-scope": "project:a/agent:codex"}
+            path = f"/p/a{RESPONSES}"
+            answer = await gateway.ask(path, "[[delay 0.05]]", headers=headers)
+            assert answer.status_code == 200, answer.text
+            minutes = {
+                answer.headers[f"x-codex-{name}-window-minutes"]
+                for name in ("primary", "secondary")
+            }
+            assert minutes == {"300", "10080"}
+            assert 0 <= float(answer.headers["x-codex-primary-used-percent"]) <= 100
+            assert (
+                "x-codex-primary-window-minutes"
+                not in (await gateway.ask(path, headers=headers | {"user-agent": "other"})).headers
+            )
+
+    asyncio.run(scenario())
+
+
+def test_a_strict_budget_is_not_passed_by_calls_side_by_side(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        text = budget("0.01", 'reserve = "strict"')
+        async with gateway_service(tmp_path, text) as gateway:
+            calls = [
+                gateway.start(f"/p/a{CHAT}", f"{number} [[words 90]]", max_tokens=90)
+                for number in range(60)
+            ]
+            answers = [await one for one in calls]
+            codes = {one.status_code for one in answers}
+            assert codes == {200, 402}
+            status = await gateway.status("project:a")
+            assert float(status["overrunUsd"]) == 0.0
+            assert float(status["reservedUsd"]) == 0.0
+            assert float(status["spentUsd"]) <= 0.01
+            billed = sum(one.input_tokens + 2 * one.output_tokens for one in gateway.upstream.bill)
+            assert usd(float(status["spentUsd"])) == pytest.approx(billed, abs=2)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("where", "is_strict"),
+    [("project", True), ("parent budget", True), ("header", True), ("gateway", True), ("", False)],
+)
+def test_who_may_ask_for_strict_calls(tmp_path: Path, where: str, is_strict: bool) -> None:
+    async def scenario() -> None:
+        strict = 'reserve = "strict"\n'
+        text = f"[projects.a]\n{strict if where == 'project' else ''}"
+        text += '[budgets."project:a"]\nlimit_usd = "5"\n'
+        text += strict if where == "parent budget" else ""
+        text += f"[gateway]\n{strict}" if where == "gateway" else ""
+        headers = {"x-headgate-scope": "project:a/run:1"}
+        headers |= {"x-headgate-reserve": "strict"} if where == "header" else {}
+        async with gateway_service(tmp_path, text) as gateway:
+            answer = await gateway.ask(f"/p/a{CHAT}", headers=headers, max_tokens=100)
+            assert answer.status_code == 200, answer.text
+            record = await gateway.record(answer)
+            # A strict call holds more than its prompt and its answer can be.
+            assert (record.reserved_tokens > 500) is is_strict
+
+    asyncio.run(scenario())
+
+
+def test_a_header_cannot_ask_for_less_care(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, budget("5", 'reserve = "strict"')) as gateway:
+            headers = {"x-headgate-reserve": "expected"}
+            answer = await gateway.ask(f"/p/a{CHAT}", headers=headers, max_tokens=100)
+            assert (await gateway.record(answer)).reserved_tokens > 500
+
+    asyncio.run(scenario())
+
+
+def test_a_strict_call_that_nobody_can_bound_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, budget("5", 'reserve = "strict"')) as gateway:
+            tools = [{"type": "web_search_20250305", "name": "web_search"}]
+            answer = await gateway.ask(f"/p/a{MESSAGES}", tools=tools)
+            assert answer.status_code == 400, answer.text
+            assert "max_uses" in error_of(answer)["message"]
+            assert not gateway.upstream.requests
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_strict_call_may_be_shortened_to_what_is_left(tmp_path: Path, path: str) -> None:
+    async def scenario() -> None:
+        text = budget("0.005", 'reserve = "strict"\n[gateway]\nclamp = true')
+        limit: dict[str, Any] = {"max_tokens": 50_000}
+        if path == RESPONSES:
+            limit = {"max_output_tokens": 50_000}
+        async with gateway_service(tmp_path, text) as gateway:
+            answer = await gateway.ask(f"/p/a{path}", **limit)
+            assert answer.status_code == 200, answer.text
+            lowered = int(answer.headers["x-headgate-max-tokens"])
+            assert 0 < lowered < 5_000
+            (request,) = gateway.upstream.requests
+            assert request.max_tokens == lowered
+            record = await gateway.record(answer)
+            assert record.reserved_micro_usd <= usd(0.005)
+            answer = await gateway.ask(path)
+            assert "x-headgate-max-tokens" not in answer.headers
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_shortened_unless_the_settings_say_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, budget("0.005", 'reserve = "strict"')) as gateway:
+            answer = await gateway.ask(f"/p/a{CHAT}", max_tokens=50_000)
+            assert answer.status_code == 402, answer.text
+
+    asyncio.run(scenario())
+
+
+def test_caches_and_thoughts_are_booked_as_they_are_billed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        prices = """
+[prices."*"]
+input = 10.0
+output = 20.0
+cached_input = 1.0
+cache_write = 12.5
+"""
+        system = [{"type": "text", "text": "long " * 900, "cache_control": {"type": "ephemeral"}}]
+        async with gateway_service(tmp_path, budget("5"), prices=prices) as gateway:
+            for name in ("cache_write_tokens", "cached_tokens"):
+                answer = await gateway.ask(f"/p/a{MESSAGES}", "[[think 20]]", system=system)
+                assert answer.status_code == 200, answer.text
+                record = await gateway.record(answer)
+                charge = gateway.upstream.bill[-1]
+                assert getattr(record, name) == getattr(charge, name) > 500
+                plain = charge.input_tokens - charge.cached_tokens - charge.cache_write_tokens
+                cost = 10.0 * plain + charge.cached_tokens + 12.5 * charge.cache_write_tokens
+                assert record.micro_usd == pytest.approx(cost + 20.0 * charge.output_tokens, abs=2)
+                assert record.assumed_micro_usd == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"input_tokens": -5, "output_tokens": -7},
+        {"input_tokens": 10**30, "output_tokens": 1},
+        {"input_tokens": "many", "output_tokens": None},
+        {},
+    ],
+)
+def test_a_usage_that_cannot_be_is_not_believed(tmp_path: Path, usage: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, budget("5")) as gateway:
+            for is_stream in (False, True):
+                gateway.upstream.script.append(Plan(usage=usage))
+                answer = await gateway.ask(f"/p/a{MESSAGES}", is_stream=is_stream)
+                assert answer.status_code == 200
+                record = await gateway.record(answer)
+                assert record.tokens is not None
+                assert record.tokens >= gateway.upstream.bill[-1].tokens
+                assert record.assumed_tokens > 0
+            status = await gateway.status("project:a")
+            assert float(status["reservedUsd"]) == 0.0
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_waits_for_a_provider_holds_no_money(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        text = budget("0.00035", "[gateway]\nescrow = false")
+        async with gateway_service(tmp_path, text) as gateway:
+            gateway.upstream.account(OPENAI_KEY).fail(429, retry_after="30")
+            waiting = gateway.start(f"/p/a{CHAT}", max_tokens=100)
+            await gateway.until(lambda: bool(gateway.upstream.requests))
+            await gateway.until_waiting()
+            async with asyncio.timeout(10.0):
+                answer = await gateway.ask(f"/p/a{MESSAGES}", max_tokens=100)
+            assert answer.status_code == 200, answer.text
+            waiting.cancel()
+            await gateway.until_idle()
+            status = await gateway.status("project:a")
+            assert float(status["reservedUsd"]) == 0.0
+
+    asyncio.run(scenario())
+
+
+async def bound_token(gateway: GatewayService) -> str:
+    """Return a token that is for project a alone."""
+    now = gateway.service.engine.now()
+    new = new_token(
+        name="t", permissions=("submit", "read"), now=now, bounds=Bounds(project_id="a")
+    )
+    await gateway.service.api.tokens.add(new.kept)
+    return new.text
+
+
+def test_a_bound_token_is_not_told_the_figures_of_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        text = '[projects.a]\n[budgets.root]\nlimit_usd = "0.000001"\n'
+        async with gateway_service(tmp_path, text) as gateway:
+            headers = ANTHROPIC_VERSION | {"x-api-key": await bound_token(gateway)}
+            answer = await gateway.ask(f"/p/a{MESSAGES}", headers=headers)
+            assert answer.status_code == 402, answer.text
+            assert "$" not in error_of(answer)["message"]
+            assert "x-headgate-remaining-usd" not in answer.headers
+
+    asyncio.run(scenario())

@@ -1,0 +1,164 @@
+"""Two nodes on one PostgreSQL: a call is decided in one place, whichever node it came to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from gateway.billing_upstream import BillingUpstream
+from gateway.gateway_service import ANTHROPIC_KEY, CHAT, MESSAGES, asking
+from service.support import ServiceProcess, running_service, wait_until
+
+SETTINGS = """
+[scheduler]
+node_lease_seconds = 2.0
+
+[upstreams.anthropic]
+kind = "anthropic"
+base_url = "{url}"
+models = ["claude-*"]
+max_inflight = 1
+
+[upstreams.openai]
+kind = "openai"
+base_url = "{openai_url}"
+
+[projects.team]
+
+[budgets."project:team"]
+limit_usd = "1"
+
+[prices."*"]
+input = 1.0
+output = 2.0
+"""
+KEY = {"authorization": f"Bearer {ANTHROPIC_KEY}"}
+
+
+@contextmanager
+def two_nodes(
+    folder: Path, store: str, upstream: BillingUpstream
+) -> Iterator[tuple[ServiceProcess, ServiceProcess]]:
+    """Run two nodes in front of a provider; the first one decides."""
+    path = folder / "headgate.toml"
+    path.write_text(SETTINGS.format(url=upstream.url, openai_url=upstream.openai_url))
+    arguments = ("--store", store, "--config", str(path))
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+    with running_service(folder / "first", *arguments) as first:
+        wait_until(first.is_ready, seconds=20.0, what=first.output)
+        with running_service(folder / "second", *arguments) as second:
+            wait_until(second.is_ready, seconds=20.0, what=second.output)
+            assert second.ask("GET", "/readyz").body["role"] == "node"
+            yield first, second
+
+
+async def test_a_call_to_any_node_is_decided_by_one(tmp_path: Path, postgres_url: str) -> None:
+    """Whole and streamed answers come back through the other node, and the books are one."""
+    async with BillingUpstream() as upstream, httpx2.AsyncClient(timeout=30.0) as client:
+        stack = two_nodes(tmp_path, postgres_url, upstream)
+        first, second = await asyncio.to_thread(stack.__enter__)
+        try:
+            for node in (first, second):
+                for is_stream in (False, True):
+                    for path in (CHAT, MESSAGES):
+                        answer = await client.post(
+                            f"{node.address}/p/team{path}",
+                            json=asking(path, is_stream=is_stream),
+                            headers=KEY,
+                        )
+                        assert answer.status_code == 200, answer.text
+                        assert answer.headers["x-headgate-call-id"].startswith("call-")
+                        assert "42" in answer.text
+            billed = sum(one.input_tokens + one.output_tokens for one in upstream.bill)
+            assert len(upstream.bill) == 8
+            for node in (first, second):
+                status = await client.get(f"{node.address}/budgets/status?scope=project:team")
+                booked = status.json()["spentTokens"] + status.json()["overrunTokens"]
+                assert booked == billed
+            refused = await client.post(
+                f"{second.address}/p/nobody{CHAT}", json=asking(CHAT), headers=KEY
+            )
+            assert refused.status_code == 400
+            assert "nobody" in refused.json()["error"]["message"]
+        finally:
+            await asyncio.to_thread(stack.__exit__, None, None, None)
+
+
+async def test_the_permits_of_an_upstream_hold_over_all_nodes(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with BillingUpstream() as upstream, httpx2.AsyncClient(timeout=30.0) as client:
+        stack = two_nodes(tmp_path, postgres_url, upstream)
+        nodes = await asyncio.to_thread(stack.__enter__)
+        try:
+            answers = await asyncio.gather(
+                *[
+                    client.post(
+                        f"{nodes[number % 2].address}{MESSAGES}",
+                        json=asking(MESSAGES, f"[[delay 0.05]] {number}"),
+                        headers=KEY,
+                    )
+                    for number in range(12)
+                ]
+            )
+            assert {answer.status_code for answer in answers} == {200}
+            assert upstream.accounts[ANTHROPIC_KEY].most_running == 1
+        finally:
+            await asyncio.to_thread(stack.__exit__, None, None, None)
+
+
+async def test_a_leader_that_is_killed_takes_its_calls_along_and_no_money_is_lost(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with BillingUpstream() as upstream, httpx2.AsyncClient(timeout=60.0) as client:
+        stack = two_nodes(tmp_path, postgres_url, upstream)
+        first, second = await asyncio.to_thread(stack.__enter__)
+
+        def ask(prompt: str) -> asyncio.Task[httpx2.Response]:
+            body = asking(MESSAGES, prompt)
+            path = f"{second.address}/p/team{MESSAGES}"
+            return asyncio.create_task(client.post(path, json=body, headers=KEY))
+
+        async def status(node: ServiceProcess) -> dict[str, Any]:
+            path = f"{node.address}/budgets/status?scope=project:team"
+            found: dict[str, Any] = (await client.get(path)).json()
+            return found
+
+        try:
+            assert (await ask("first")).status_code == 200
+            running = ask("[[until never]] runs")
+            await asyncio.to_thread(wait_until, lambda: len(upstream.requests) == 2, seconds=20.0)
+            waiting = ask("waits behind it")
+
+            def is_listed() -> bool:
+                return bool(first.ask("GET", "/calls?state=waiting").body["calls"])
+
+            await asyncio.to_thread(wait_until, is_listed, seconds=20.0)
+            # Whoever asks has what was spent so far written; a crash would book it with its slice.
+            assert (await status(first))["spentTokens"] == upstream.bill[0].tokens
+            await asyncio.to_thread(first.kill)
+            for one in (running, waiting):
+                answer = await one
+                assert answer.status_code == 503, answer.text
+                assert int(answer.headers["retry-after"]) <= 55
+
+            def leads() -> object:
+                return second.ask("GET", "/readyz").body.get("role") == "dispatcher"
+
+            await asyncio.to_thread(wait_until, leads, seconds=30.0)
+            again = await ask("goes on")
+            assert again.status_code == 200, "the permit of what was lost is free"
+            billed = sum(one.tokens for one in upstream.bill if one.end == "whole")
+            found = await status(second)
+            assert float(found["reservedUsd"]) > 0, "what was lost may have been billed"
+            async with asyncio.timeout(20.0):
+                while found["spentTokens"] + found["overrunTokens"] != billed:
+                    found = await status(second)
+        finally:
+            await asyncio.to_thread(stack.__exit__, None, None, None)

@@ -1,0 +1,109 @@
+"""The place of a call that was sent away, its money when it comes back, and other leaders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gateway.gateway_service import CHAT, RESPONSES, gateway_service, usd
+from headgate.core.call import CallRecord, CallState
+from headgate.core.gates import GatePart
+from headgate.engine.call_registry import KeptPlaces
+
+BUDGET = """
+[gateway]
+hold_seconds = 0.2
+escrow = {escrow}
+
+[projects.a]
+
+[budgets."project:a"]
+limit_usd = "5"
+"""
+
+
+async def test_a_call_that_comes_back_to_its_place_is_booked(tmp_path: Path) -> None:
+    """It held money, was sent away when its upstream asked for a pause, and came again."""
+    for number, escrow in enumerate(("true", "false")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with gateway_service(folder, BUDGET.format(escrow=escrow)) as gateway:
+            path = f"/p/a{RESPONSES}"
+            first = await gateway.ask(path, "[[mark one]] [[fail 429]] hello")
+            assert first.status_code == 429
+            gateway.calls.open(GatePart("slot", "openai/gpt-5"))
+            again = await gateway.ask(path, "[[mark one]] [[fail 429]] hello")
+            assert again.status_code == 200, again.text
+            assert again.headers["x-headgate-call-id"]
+            record = await gateway.record(again)
+            status = await gateway.status("project:a")
+            booked = usd(float(status["spentUsd"])) + usd(float(status["overrunUsd"]))
+            assert booked == record.micro_usd
+            assert booked > 0
+            assert usd(float(status["reservedUsd"])) == 0
+
+
+def place(number: int, *, token_id: str = "t") -> CallRecord:
+    return CallRecord(
+        id=f"call-{number:04}", project_id="p", agent_id="a", model="m", token_id=token_id
+    )
+
+
+def test_one_tenant_takes_no_place_from_another() -> None:
+    places = KeptPlaces(most=10, most_each=3)
+    places.add("other", place(0, token_id="other"), 100.0)
+    lost = [
+        one.id for number in range(1, 6) for one in places.add(f"i{number}", place(number), 100.0)
+    ]
+    assert lost == ["call-0001", "call-0002"], "its own oldest ones"
+    assert places.get("other", 50.0) is not None
+    assert len(list(places)) == 4
+    assert [one.id for one in places.expire(100.0)] == [f"call-{n:04}" for n in (0, 3, 4, 5)]
+    assert not list(places)
+
+
+def test_all_places_together_are_bounded() -> None:
+    places = KeptPlaces(most=10, most_each=3)
+    lost = [
+        one.id
+        for number in range(12)
+        for one in places.add(f"i{number}", place(number, token_id=f"t{number}"), 100.0)
+    ]
+    assert lost == ["call-0000", "call-0001"]
+
+
+def test_the_same_call_beside_itself_keeps_one_place() -> None:
+    places = KeptPlaces()
+    assert places.add("same", place(1), 100.0) == []
+    assert [one.id for one in places.add("same", place(2), 100.0)] == ["call-0001"]
+    assert places.of_call("call-0001") is None
+    taken = places.take("same", 50.0)
+    assert taken is not None
+    assert taken.id == "call-0002"
+    assert places.take("same", 50.0) is None
+
+
+async def test_a_call_whose_client_is_away_is_a_row_until_its_place_is_given_up(
+    tmp_path: Path,
+) -> None:
+    hold = "[gateway]\nhold_seconds = 0.2\n"
+    async with gateway_service(tmp_path, hold, inflight=1) as gateway:
+        first = gateway.start(CHAT, "[[until later]]")
+        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        sent_away = await gateway.ask(CHAT)
+        assert sent_away.status_code == 429
+        call_id = sent_away.headers["x-headgate-call-id"]
+        listed = (await gateway.client.get("/calls", params={"state": "waiting"})).json()["calls"]
+        assert [one["callId"] for one in listed] == [call_id]
+        why = (await gateway.client.get(f"/calls/{call_id}/why")).json()
+        assert "its place is kept until" in why["reasons"][0]["message"]
+        places = gateway.calls._away
+        gateway.calls._give_up(places.expire(gateway.service.engine.now() + 3_600))
+        await gateway.calls.settled(seconds=20)
+        shown = (await gateway.client.get(f"/calls/{call_id}")).json()
+        assert shown["state"] == CallState.CANCELLED.value
+        assert "has not come back" in shown["error"]
+        gateway.upstream.releases.add("later")
+        assert (await first).status_code == 200
+        await gateway.until_idle()
+        used = (await gateway.client.get("/usage")).json()
+        assert used["total"]["calls"] == 1

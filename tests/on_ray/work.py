@@ -1,0 +1,51 @@
+"""What tasks do on a Ray cluster in the tests: they leave a line where they were, and wait."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def note(params: Mapping[str, Any], what: str) -> None:
+    """Add a line to the file that a task names."""
+    with Path(params["file"]).open("a") as file:
+        file.write(f"{what} {os.getpid()}\n")
+
+
+def run(order: Mapping[str, Any]) -> dict[str, object]:
+    """Do what the action says, as a plain function."""
+    params = order["params"] or {}
+    if "file" in params:
+        note(params, "began")
+    if order["action"] == "fail":
+        raise ValueError("no such thing")
+    if order["action"] == "large":
+        return {"text": "x" * int(params["bytes"])}
+    ends_at = time.monotonic() + float(params.get("seconds", 0.0))
+    release = params.get("release")
+    while time.monotonic() < ends_at and not (release and Path(release).exists()):
+        time.sleep(0.02)
+    if "file" in params:
+        note(params, "ended")
+    return {
+        "attempt": order["attempt"],
+        "variable": os.environ.get("RAY_TEST_VARIABLE"),
+        "usage": {"input_tokens": 10, "output_tokens": 5},
+    }
+
+
+async def run_async(order: Mapping[str, Any]) -> dict[str, object]:
+    """Wait, and leave a line if it is cancelled."""
+    params = order["params"]
+    note(params, "began")
+    try:
+        await asyncio.sleep(float(params["seconds"]))
+    except asyncio.CancelledError:
+        note(params, "cancelled")
+        raise
+    note(params, "ended")
+    return {}

@@ -1,0 +1,66 @@
+"""From the built wheel in an empty environment, the commands of each page, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+
+from doc_pages import ROOT, blocks_of, name_of
+from walk.installed import Installed, install
+from walk.walker import steps_of, walking
+
+MOST_SECONDS = 120.0
+"""Until the first answer through the gateway, from `pip install` on."""
+
+GATEWAY = ROOT / "docs/tutorials/gateway.md"
+NEEDS_MORE = {
+    "docs/how-to/connect-clients.md": "coding agents from npm: make test-clients runs them",
+    "docs/how-to/limit-ci-jobs.md": "a runner of GitHub",
+    "docs/how-to/run-as-a-service.md": "systemd",
+    "docs/how-to/run-behind-a-proxy.md": "a proxy",
+    "docs/how-to/run-in-a-container.md": "a container engine",
+    "docs/how-to/run-on-kubernetes.md": "a cluster",
+    "docs/how-to/run-on-postgresql.md": "a server",
+}
+"""Pages that nobody can follow with the wheel alone, and what they need beside it."""
+
+PAGES = [
+    page
+    for page in (
+        ROOT / "README.md",
+        *sorted((ROOT / "docs/tutorials").glob("*.md")),
+        *sorted((ROOT / "docs/how-to").glob("*.md")),
+    )
+    if any(steps_of(block) for block in blocks_of(page.read_text()))
+]
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Give the wheel of this checkout, in an environment that had nothing before."""
+    return install(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_can_be_followed_with_the_installed_wheel(
+    page: Path, installed: Installed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name_of(page) in NEEDS_MORE:
+        pytest.skip(f"needs {NEEDS_MORE[name_of(page)]}")
+    with walking(installed, tmp_path) as walker:
+        walker.follow(page.read_text())
+    if page == GATEWAY:
+        assert walker.first_answer_seconds is not None
+        total = installed.seconds + walker.first_answer_seconds
+        with capsys.disabled():
+            click.echo(
+                f"first answer through the gateway {total:.1f} s after pip install began: "
+                f"pip {installed.seconds:.1f} s, the page {walker.first_answer_seconds:.1f} s"
+            )
+        assert total < MOST_SECONDS
+
+
+def test_pages_that_are_left_out_exist() -> None:
+    assert [name for name in NEEDS_MORE if not (ROOT / name).exists()] == []
