@@ -62,6 +62,8 @@ SHARE_CLIENTS = 30
 SHARE_SECONDS = 12.0
 SHARE_TOLERANCE = 0.02
 WORK_SECONDS = 0.8
+CATCH_SECONDS, LOOK_SECONDS = 10.0, 0.005
+"""A kill waits this long for a request that the provider works on."""
 LEASES_SECONDS = 150.0
 OVERRUN_USD = 0.1
 """What the calls that are under way at once can be above their estimates."""
@@ -327,7 +329,7 @@ async def kills(sandbox: Sandbox, options: argparse.Namespace, *, more: str = ""
         caught = 0
         for number in range(count):
             await asyncio.sleep(source.uniform(0.2, WORK_SECONDS))
-            caught += sum(account.running for account in here.upstream.accounts.values())
+            caught += await _running_at(here.upstream)
             await asyncio.to_thread(here.service.kill)
             await here.start()
             if (number + 1) % 10 == 0:
@@ -350,6 +352,15 @@ async def kills(sandbox: Sandbox, options: argparse.Namespace, *, more: str = ""
         code = await asyncio.to_thread(here.service.stop)
         findings.check(f"exit code {code} after the drain", is_so=code == 0)
     return findings
+
+
+async def _running_at(upstream: BillingUpstream) -> int:
+    """Return how many requests the provider works on, as soon as there is one."""
+    for _ in range(int(CATCH_SECONDS / LOOK_SECONDS)):
+        if running := sum(account.running for account in upstream.accounts.values()):
+            return running
+        await asyncio.sleep(LOOK_SECONDS)
+    return 0
 
 
 Check = Callable[[Sandbox, argparse.Namespace], Awaitable[Findings]]

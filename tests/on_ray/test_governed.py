@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import headgate
+from doc_pages import ROOT, run_page
 from headgate.budgets.connect import connect_budget
 from headgate.errors import BudgetExceededError, InvalidSettingError
 
@@ -55,6 +56,10 @@ async def test_a_limit_holds_across_the_workers(ray: Any, tmp_path: Path) -> Non
             refused += 1
     assert (done, refused) == (5, 7)
     assert await spent(ledger, "evals") == pytest.approx(0.5)
+
+
+def test_the_example_of_the_page_can_be_declared() -> None:
+    assert all(output.is_right for output in run_page(ROOT / "docs/how-to/run-on-ray.md"))
 
 
 async def test_no_more_run_at_a_time_than_may(ray: Any, tmp_path: Path) -> None:
