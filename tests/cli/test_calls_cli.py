@@ -16,7 +16,7 @@ from headgate.api.schema.tasks import ReasonBody
 from headgate.app import STORE_FILE
 from headgate.cli.calls import HEADER, lines_of, waited_seconds
 from headgate.cli.main import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, run
-from headgate.cli.why import lines_of_call
+from headgate.cli.why import MOST_EXPLAINED, lines_of_call
 from headgate.core.call import CallRecord, CallState
 from headgate.storage.call_rows import CallStore, EndedCall, first_call_id_at
 from headgate.storage.sqlite import SqliteTaskStore
@@ -138,6 +138,27 @@ def test_one_call_is_shown_with_all_that_is_set(headgate: Command) -> None:
     assert shown["waited"] == "2.5 s"
     assert "first byte at" not in shown
     assert headgate("calls", "show", NEWEST, "--json").json["error"] == "it broke"
+
+
+def test_the_id_of_a_call_alone_shows_it(headgate: Command) -> None:
+    assert headgate("calls", NEWEST) == headgate("calls", "show", NEWEST)
+    assert headgate("calls", NEWEST, "--json").json["callId"] == NEWEST
+
+
+def test_why_without_an_id_explains_what_waits(headgate: Command) -> None:
+    assert headgate("why") == (0, "Nothing waits.\n", "")
+    assert headgate("why", "--json") == (0, "", "")
+    assert headgate("project", "pause", "default").code == 0
+    task_id = headgate("submit", "draft", "--agent", "writer").out.strip()
+    assert headgate("why").out == headgate("why", task_id).out
+    assert [line["taskId"] for line in headgate("why", "--json").lines] == [task_id]
+    for _ in range(MOST_EXPLAINED):
+        headgate("submit", "draft", "--agent", "writer")
+    said = headgate("why", "--json")
+    assert (len(said.lines), "headgate tasks --state queued" in said.err) == (MOST_EXPLAINED, True)
+    # The tests below count what was used.
+    assert headgate("cancel", "--agent", "writer", "--yes").code == 0
+    assert headgate("project", "resume", "default").code == 0
 
 
 def test_why_works_for_a_call_as_for_a_task(headgate: Command) -> None:

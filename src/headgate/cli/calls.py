@@ -10,6 +10,7 @@ import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import length_of, past_moment, print_json, print_table
+from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
 
 if TYPE_CHECKING:
@@ -26,14 +27,27 @@ TABLE_ROWS = 500
 Filter = dict[str, str | int | None]
 
 
+class CallGroup(click.Group):
+    """A group that takes the id of a call for `show` of it."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; the id of a call stands for `show` with that id."""
+        if args[0].startswith(CALL_PREFIX):
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
+    cls=CallGroup,
     invoke_without_command=True,
     epilog="""\b
 Examples:
   headgate calls
   headgate calls --state waiting --project evals
   headgate calls --model claude-sonnet-4-5 --since 2h --all --json | jq -r .usage.usd
-  headgate calls show call-01m7fs2skb2415wvpawg4jr96h
+  headgate calls call-01m7fs2skb2415wvpawg4jr96h
   headgate why call-01m7fs2skb2415wvpawg4jr96h
 """,
 )

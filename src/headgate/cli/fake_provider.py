@@ -1,4 +1,4 @@
-"""`headgate fake-provider`: a provider for trying key slots without a real key."""
+"""`headgate fake-provider`: a provider for trying the gateway and key slots without a real key."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def fake_provider(
     key: str | None,
     as_json: bool,
 ) -> None:
-    """Start a fake provider to try key slots with.
+    """Start a fake provider to try the gateway and key slots with.
 
-    Like a real one it has no open window until a wake opens one. It serves this machine alone.
-    Ctrl-C stops it.
+    It answers OpenAI's and Anthropic's protocols. Like a real provider of subscriptions it has no
+    open window until a wake opens one. It serves this machine alone. Ctrl-C stops it.
     """
     for name, number in (("--window-minutes", window_minutes), ("--percent", percent)):
         if math.isnan(number):
@@ -148,13 +148,22 @@ def _welcome(address: str, settings: str, *, has_own_key: bool) -> str:
     return f"""\
 a fake provider serves {address}; Ctrl-C ends it
 
-Put this into headgate.toml:
+To try the gateway, put this into headgate.toml and run headgate up:
+
+[upstreams.openai]
+kind = "openai"
+base_url = "{address}/v1"
+key_env = "{KEY_VARIABLE}"
+
+[upstreams.anthropic]
+kind = "anthropic"
+base_url = "{address}"
+key_env = "{KEY_VARIABLE}"
+
+To try key slots, put this there and run headgate slot run --config headgate.toml:
 
 {settings}
-Then, in another terminal:
-
-  export {KEY_VARIABLE}={key}
-  headgate slot run --config headgate.toml
+Both read the key from the environment: export {KEY_VARIABLE}={key}
 
 Make it fail:
 

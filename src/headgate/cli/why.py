@@ -15,47 +15,82 @@ from headgate.core.text import printable
 if TYPE_CHECKING:
     from headgate.api.schema.calls import CallWhyBody
     from headgate.api.schema.tasks import ReasonBody, SlotRoomBody, WhyBody
+    from headgate.client.sync_client import SyncClient
+
+MOST_EXPLAINED = 10
+"""How many tasks, and how many calls, are explained at once."""
 
 
 @click.command(
     epilog="""\b
 Examples:
+  headgate why
   headgate why tsk_01m7fs2skb2415wvpawg4jr96h
   headgate why call-01m7fs2skb2415wvpawg4jr96h
   headgate why tsk_01m7fs2skb2415wvpawg4jr96h --json | jq -r '.reasons[].detail.reason'
 """
 )
-@click.argument("task_id", metavar="ID")
+@click.argument("task_id", metavar="[ID]", required=False)
 @connection_options
 @json_option
-def why(*, task_id: str, connection: Connection, as_json: bool) -> None:
-    """Explain why a task or a call waits.
+def why(*, task_id: str | None, connection: Connection, as_json: bool) -> None:
+    """Explain why a task or a call waits; without an ID, the latest tasks and calls that wait.
 
     The reason that lasts longest comes first: a pause or a used-up budget before a busy agent. The
     id of a call begins with call-.
     """
-    if task_id.startswith(CALL_PREFIX):
-        _why_call(task_id, connection, as_json=as_json)
-        return
     with connect(connection) as client:
-        answer = client.why(task_id)
+        if task_id is None:
+            _print_waiting(client, as_json=as_json)
+        elif task_id.startswith(CALL_PREFIX):
+            _print(_why_call(client, task_id), as_json=as_json)
+        else:
+            _print(client.why(task_id), as_json=as_json)
+
+
+def _print(answer: WhyBody | CallWhyBody, *, as_json: bool) -> None:
+    from headgate.api.schema.tasks import WhyBody  # noqa: PLC0415
+
     if as_json:
         print_json(answer)
     else:
-        click.echo("\n".join(lines_of(answer)))
+        lines = lines_of(answer) if isinstance(answer, WhyBody) else lines_of_call(answer)
+        click.echo("\n".join(lines))
 
 
-def _why_call(call_id: str, connection: Connection, *, as_json: bool) -> None:
+def _why_call(client: SyncClient, call_id: str) -> CallWhyBody:
     from headgate.api.schema.calls import CallWhyBody  # noqa: PLC0415
     from headgate.client.requests import resource_path  # noqa: PLC0415
 
     path = resource_path("calls", call_id, "why", field_name="call_id")
-    with connect(connection) as client:
-        answer = client.request("GET", path, response_type=CallWhyBody)
-    if as_json:
-        print_json(answer)
-    else:
-        click.echo("\n".join(lines_of_call(answer)))
+    return client.request("GET", path, response_type=CallWhyBody)
+
+
+def _print_waiting(client: SyncClient, *, as_json: bool) -> None:
+    """Explain what waits, the latest first, a line of JSON for each; what starts meanwhile too."""
+    import msgspec  # noqa: PLC0415
+
+    from headgate.api.schema.calls import CallListBody  # noqa: PLC0415
+
+    query: dict[str, str | int | None] = {"state": "waiting", "limit": MOST_EXPLAINED}
+    calls = client.request("GET", "/calls", response_type=CallListBody, query=query)
+    tasks = client.list_tasks(state="queued", limit=MOST_EXPLAINED)
+    answers: list[WhyBody | CallWhyBody] = [
+        *(_why_call(client, one.call_id) for one in calls.calls),
+        *(client.why(one.task_id) for one in tasks.tasks),
+    ]
+    for answer in answers:
+        if as_json:
+            click.echo(msgspec.json.encode(answer))
+        else:
+            _print(answer, as_json=False)
+    if not answers and not as_json:
+        click.echo("Nothing waits.")
+    if calls.next_cursor or tasks.next_cursor:
+        more = (
+            "more wait; headgate tasks --state queued and headgate calls --state waiting list them"
+        )
+        click.echo(f"headgate: {more}", err=True)
 
 
 def lines_of_call(answer: CallWhyBody) -> list[str]:
