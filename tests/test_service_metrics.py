@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -413,7 +413,7 @@ def call(**fields: Any) -> CallRecord:
     return CallRecord(**(values | fields))
 
 
-def counted(*records: CallRecord, live: tuple[CallRecord, ...] = ()) -> Samples:
+def counted(*records: CallRecord, live: Sequence[CallRecord] = ()) -> Samples:
     """Return the samples of calls that are counted."""
     metrics = CallMetrics()
     for record in records:
@@ -488,7 +488,19 @@ def test_calls_that_wait_and_run_are_gauges_by_upstream() -> None:
         ("calls_running", "up"): 1,
         ("calls_waiting", "b"): 0,
         ("calls_running", "b"): 1,
+        ("project_calls_waiting", "p"): 2,
     }
+
+
+def test_a_project_has_its_calls_by_outcome_up_to_a_bound_of_projects() -> None:
+    refused = call(state=CallState.REFUSED)
+    found = counted(refused, refused, call())
+    assert found["project_calls_total", "p refused"] == 2
+    assert found["project_calls_total", "p done"] == 1
+    found = counted(*(call(project_id=f"p{n}") for n in range(MAX_LABELS + 3)))
+    assert found["project_calls_total", "other done"] == 3
+    waiting = [call(project_id=f"p{n}", state=CallState.WAITING) for n in range(MAX_LABELS + 3)]
+    assert counted(live=waiting)["project_calls_waiting", "other"] == 3
 
 
 async def test_every_metric_of_the_list_is_shown_and_no_other(tmp_path: Path) -> None:

@@ -187,14 +187,14 @@ _LIST = (
     ),
     MetricInfo(
         "headgate_spend_usd_total",
-        "Dollars that tasks have cost: `reported` by the target, `priced` by the price list, or"
-        " `assumed`, where nobody said anything and the reservation was booked.",
+        "Dollars that tasks and calls have cost: `reported` by the target, `priced` by the price"
+        " list, or `assumed`, where nobody said anything and the reservation was booked.",
         ("project", "model", "kind"),
         "counter",
     ),
     MetricInfo(
         "headgate_tokens_total",
-        "Tokens that tasks have used, `reported` or `assumed`.",
+        "Tokens that tasks and calls have used, `reported` or `assumed`.",
         ("project", "model", "kind"),
         "counter",
     ),
@@ -249,6 +249,19 @@ _LIST = (
         across="sum",
     ),
     MetricInfo("headgate_calls_running", "Calls that run.", ("upstream",), across="sum"),
+    MetricInfo(
+        "headgate_project_calls_total",
+        "Calls of a project that have ended: `done`, `failed`, `refused` or `cancelled`.",
+        ("project", "outcome"),
+        "counter",
+        "sum",
+    ),
+    MetricInfo(
+        "headgate_project_calls_waiting",
+        "Calls of a project that wait.",
+        ("project",),
+        across="sum",
+    ),
     *_budget_metrics(),
     MetricInfo(
         "headgate_budget_rejections_total",
@@ -697,12 +710,15 @@ class CallMetrics:
         self._counts: dict[Series, _CallCounts] = {}
         self._day = 0
         self._today: dict[str, int] = {}
+        self._projects: dict[str, dict[CallState, int]] = {}
         self.ended = 0
 
     def __call__(self, record: CallRecord) -> None:
         """Count a call that has ended."""
         self.ended += 1
         self._count_today(record)
+        outcomes = self._outcomes_of(record.project_id)
+        outcomes[record.state] = outcomes.get(record.state, 0) + 1
         counts = self._counts_of(record)
         counts.outcomes[record.state] = counts.outcomes.get(record.state, 0) + 1
         ended_at = record.ended_at or record.created_at
@@ -727,6 +743,13 @@ class CallMetrics:
         if project not in self._today and len(self._today) >= MAX_LABELS:
             project = OTHER
         self._today[project] = self._today.get(project, 0) + (record.micro_usd or 0)
+
+    def _outcomes_of(self, project_id: str) -> dict[CallState, int]:
+        found = self._projects.get(project_id)
+        if found is not None:
+            return found
+        name = project_id if len(self._projects) < MAX_LABELS else OTHER
+        return self._projects.setdefault(name, {})
 
     def today_micro_usd(self, now: float, project_id: str | None = None) -> int:
         """Return what the calls of a project, or all, cost that ended here on this day of UTC."""
@@ -754,7 +777,7 @@ class CallMetrics:
         """Yield what was counted, and how many calls wait and run now."""
         yield from self._counters()
         yield from self._times()
-        yield from _live_calls(live)
+        yield from _live_calls(list(live))
 
     def _counters(self) -> Iterator[Metric]:
         calls = counter("headgate_calls_total")
@@ -766,7 +789,11 @@ class CallMetrics:
             for kind, amount in counts.tokens.items():
                 tokens.add_metric((*series, kind), amount)
             cost.add_metric(series, to_usd_float(counts.micro_usd))
-        yield from (calls, tokens, cost)
+        projects = counter("headgate_project_calls_total")
+        for project, outcomes in self._projects.items():
+            for state, count in outcomes.items():
+                projects.add_metric((project, state.value), count)
+        yield from (calls, tokens, cost, projects)
 
     def _times(self) -> Iterator[Metric]:
         for name in CALL_TIMES:
@@ -778,7 +805,7 @@ class CallMetrics:
             yield family
 
 
-def _live_calls(live: Iterable[CallRecord]) -> Iterator[Metric]:
+def _live_calls(live: Sequence[CallRecord]) -> Iterator[Metric]:
     waiting, running = gauge("headgate_calls_waiting"), gauge("headgate_calls_running")
     counts: dict[str, list[int]] = {}
     for record in live:
@@ -788,6 +815,15 @@ def _live_calls(live: Iterable[CallRecord]) -> Iterator[Metric]:
         waiting.add_metric((upstream,), waits)
         running.add_metric((upstream,), runs)
     yield from (waiting, running)
+    of_projects = gauge("headgate_project_calls_waiting")
+    waits_of = Counter(dict.fromkeys((one.project_id for one in live), 0))
+    waits_of.update(one.project_id for one in live if one.state is CallState.WAITING)
+    shown = dict(waits_of.most_common(MAX_LABELS))
+    for project, waits in shown.items():
+        of_projects.add_metric((project,), waits)
+    if len(shown) < len(waits_of):
+        of_projects.add_metric((OTHER,), waits_of.total() - sum(shown.values()))
+    yield of_projects
 
 
 # What slots show to Prometheus: room, resets, wakes, polls, errors, and how their loops do.

@@ -27,6 +27,7 @@ from headgate.api.schema.calls import (
     CallTokensBody,
     CallWhyBody,
 )
+from headgate.api.schema.tasks import CallCountsBody
 from headgate.api.submission import check_unknown, excerpt, parse_filter_name
 from headgate.api.tasks import reason_body
 from headgate.core.budgets.scopes import Scope
@@ -157,6 +158,20 @@ async def page_of(api: Api, query: CallQuery, calls: Calls | None) -> CallPage:
 
 def _in_memory(calls: Calls | None) -> Iterable[CallRecord]:
     return () if calls is None else (*calls.latest(), *calls.kept(), *calls.live())
+
+
+def live_counts(api: Api, caller: Caller) -> CallCountsBody | None:
+    """Count the caller's calls that wait and run; None where only another node knows."""
+    calls = api.engine.calls
+    if calls is None or not api.engine.dispatcher.is_leading:
+        return None
+    own = [
+        one.state
+        for one in calls.live()
+        if caller.owns(agent_id=one.agent_id, project_id=one.project_id)
+    ]
+    waiting = own.count(CallState.WAITING)
+    return CallCountsBody(waiting=waiting, running=len(own) - waiting)
 
 
 def _live_calls(api: Api) -> Calls | None:

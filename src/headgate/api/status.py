@@ -8,6 +8,7 @@ import msgspec
 
 from headgate.api.api import Api, Route
 from headgate.api.callers import Caller, own
+from headgate.api.calls import live_counts
 from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response, json_response
@@ -65,6 +66,7 @@ async def stats_body(api: Api, caller: Caller) -> StatsBody:
         closures=None if caller.is_bound else len(shown_closures(await known_closures(api))),
         recent=_recent_body(recent_step(api, caller)),
         store=None if caller.is_bound else store_body(api.engine.reaper.size),
+        calls=live_counts(api, caller),
     )
 
 

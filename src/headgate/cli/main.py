@@ -154,7 +154,7 @@ GROUPS = {
     "Develop": {
         "decide": "Print which agent runs which task of a snapshot, and why the others wait.",
         "simulate": "Watch fair shares in a simulated fleet: no key, no service.",
-        "fake-provider": "Start a fake provider to try key slots with.",
+        "fake-provider": "Start a fake provider to try the gateway and key slots with.",
         "completion": "Print a script that completes commands, options and names with Tab.",
     },
 }

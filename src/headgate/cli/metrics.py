@@ -306,6 +306,10 @@ def _calls() -> list[Panel]:
         Panel("Calls a second", _by("headgate_calls_total", *labels, "outcome")),
         Panel("Calls waiting", _by("headgate_calls_waiting", "upstream")),
         Panel("Calls running", _by("headgate_calls_running", "upstream")),
+        Panel(
+            "Calls a second, by project", _by("headgate_project_calls_total", "project", "outcome")
+        ),
+        Panel("Calls waiting, by project", _by("headgate_project_calls_waiting", "project")),
         Panel("Wait of a call", _quantiles("headgate_call_wait_seconds", "upstream"), "s"),
         Panel(
             "Time to the first byte", _quantiles("headgate_call_first_byte_seconds", *labels), "s"

@@ -52,13 +52,15 @@ def held_back(answer: StatsBody) -> list[str]:
 
 
 def _totals(answer: StatsBody) -> list[tuple[str, str, str]]:
-    queue, limits = answer.queue, answer.config
+    queue, limits, calls = answer.queue, answer.config, answer.calls
+    live = (("calls waiting", calls.waiting), ("calls running", calls.running)) if calls else ()
     return [
         ("queued", str(queue.total_queued), _limit(limits.max_queue_size)),
         ("in flight", str(queue.total_inflight), _limit(limits.max_inflight)),
         ("queued of one project", "", f"{limits.queue_share:g} times what is free"),
         ("queued for one agent", "", _limit(limits.max_per_agent)),
         ("in flight for one agent", "", _limit(limits.max_per_agent_inflight)),
+        *((name, str(count), "") for name, count in live),
     ]
 
 

@@ -25,7 +25,7 @@ from headgate.api.calls import (
 from headgate.api.errors import ApiError, api_error_of, invalid_field
 from headgate.api.http.response import Response, json_response
 from headgate.api.schema.calls import CallAmountBody, CallBody, CallListBody, CallWhyBody
-from headgate.core.call import CALL_PREFIX, CallRecord, CallState
+from headgate.core.call import CALL_PREFIX, CallState
 from headgate.core.money import read_usd
 from headgate.core.text import duration
 from headgate.dashboard.formats import capital
@@ -106,13 +106,6 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reason: ReasonShown | None = None
     position: int | None = None
     expected: str = ""
-
-
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How many calls wait and run, as far as this node knows."""
-
-    waiting: int
-    running: int
 
 
 async def show(view: View, _: str) -> Page:
@@ -278,24 +271,6 @@ def _names(view: View) -> dict[str, list[str]]:
         "upstream": list(settings.all_upstreams)[:MAX_LIVE_ROWS],
         "model": list(settings.models)[:MAX_LIVE_ROWS],
     }
-
-
-# How many calls wait and run, for the overview.
-
-
-def standing(view: View) -> Standing | None:
-    """Count the visitor's calls that wait and run; None where only another node knows."""
-    calls = _known_here(view)
-    if calls is None:
-        return None
-    own = [one for one in calls.live() if _is_own(view, one)]
-    waiting = sum(one.state is CallState.WAITING for one in own)
-    return Standing(waiting=waiting, running=len(own) - waiting)
-
-
-def _is_own(view: View, record: CallRecord) -> bool:
-    caller = view.caller
-    return caller.owns(agent_id=record.agent_id, project_id=record.project_id)
 
 
 # One call: what happened, why it waits, why it had this key, what it cost.

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from headgate.api.budgets import own_status
+from headgate.api.calls import live_counts
 from headgate.api.errors import ApiError, invalid_field
 from headgate.api.http.response import Headers, Response
 from headgate.api.http.slices import in_slices
@@ -36,7 +37,6 @@ from headgate.core.money import MICRO_PER_USD
 from headgate.core.slots.status import SlotBody
 from headgate.core.text import Steps, usd
 from headgate.dashboard.budgets import BudgetBar, bars_of, claimed_words, state_of
-from headgate.dashboard.calls import standing
 from headgate.dashboard.formats import SlotBar, bar_of, capital
 from headgate.dashboard.lists import CLOSURES, may_open, project_href, scope_href, slot_href
 from headgate.dashboard.page import (
@@ -487,7 +487,7 @@ def _calls(view: View) -> dict[str, Any]:
         spent = view.api.metrics.calls.today_micro_usd(view.now, caller.project_id)
     return {
         "has_calls": view.api.engine.calls is not None,
-        "calls": standing(view),
+        "calls": live_counts(view.api, view.caller),
         "calls_micro_usd": spent,
     }
 

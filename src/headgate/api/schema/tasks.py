@@ -211,6 +211,15 @@ class StoreBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"
     """Why it has no room."""
 
 
+class CallCountsBody(msgspec.Struct, frozen=True, kw_only=True):
+    """How many calls wait and run now."""
+
+    waiting: int
+    """Calls that wait for their turn, a key or money."""
+    running: int
+    """Calls that are at an upstream."""
+
+
 class StatsBody(msgspec.Struct, kw_only=True):
     """The answer of `/scheduler/stats`."""
 
@@ -228,6 +237,8 @@ class StatsBody(msgspec.Struct, kw_only=True):
     """The last five minutes. Only the node that dispatches knows them."""
     store: StoreBody | None = None
     """How large the store is. Only tokens that are bound to nothing see it."""
+    calls: CallCountsBody | None = None
+    """The calls that wait and run at the gateway. Only the node that dispatches knows them."""
 
 
 class ReadyBody(msgspec.Struct, kw_only=True):
