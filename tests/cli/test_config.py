@@ -114,6 +114,18 @@ def test_check_refuses_what_the_executor_of_a_target_would(
     assert capsys.readouterr().err.startswith(line)
 
 
+@pytest.mark.parametrize("name", ["HEADGATE_PORT", "HEADGATE_SERVER_PORT"])
+def test_a_variable_that_was_meant_for_a_setting_is_named(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "8080")
+    monkeypatch.setenv("HEADGATE_OF_MY_OWN", "1")
+    monkeypatch.setenv("HEADGATE_TOKEN", "1")
+    assert run(["config", "check", "--json"]) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert warnings == [f"{name} has no effect; did you mean HEADGATE_SERVER__PORT?"]
+
+
 def test_a_wrong_variable_is_one_line_and_exit_code_two(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

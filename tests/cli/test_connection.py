@@ -88,6 +88,17 @@ def test_the_data_directory_says_where_its_service_is(home: Path) -> None:
             assert client.ready().role == "dispatcher"
 
 
+def test_a_service_on_the_usual_directory_is_found_at_whatever_port_it_has(home: Path) -> None:
+    with scripted(READY) as server, hold_directory(home, address=server.url):
+        with connect(Connection()) as client:
+            assert client.url == server.url
+        with connect(Connection(url="http://127.0.0.1:9")) as client:
+            assert client.url == "http://127.0.0.1:9"
+    # A service that has stopped says nothing about the next one.
+    with connect(Connection()) as client:
+        assert client.url == "http://127.0.0.1:7420"
+
+
 def test_a_data_directory_that_is_named_comes_before_an_address_in_the_environment(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

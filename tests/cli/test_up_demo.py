@@ -82,7 +82,7 @@ def test_the_page_is_alive_within_seconds_and_nothing_is_left_afterwards(
         )
         service.send(signal.SIGINT)
         assert service.wait() == 0
-        assert "waiting for running tasks" not in service.output()
+        assert "headgate: stopping" not in service.output()
     assert list(temporary.iterdir()) == []
     assert not (tmp_path / "data").exists()
 

@@ -43,7 +43,7 @@ kind = "command"
 command = ["sh", "-c", "echo $$ > child.pid; sleep 3600"]
 kill_grace_seconds = 0.1
 """
-DRAINING = "waiting for running tasks"
+DRAINING = "headgate: stopping when 1 task has finished; Ctrl-C again stops at once"
 
 
 def config(folder: Path, *, drain_seconds: float = 20.0) -> tuple[str, str]:

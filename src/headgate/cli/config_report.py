@@ -33,7 +33,7 @@ from headgate.config.loading import (
 from headgate.config.messages import described_default, described_type, field_docs, key_path
 from headgate.config.settings import OPTIONAL_KEYS, SECTIONS, TABLES
 from headgate.config.slot_keys import read_key, wake_config
-from headgate.config.sources import merge, merge_text
+from headgate.config.sources import merge, merge_text, variable_warnings
 from headgate.core.slots.status import quota_source_words
 from headgate.errors import InvalidSettingError, MissingPackageError
 from headgate.executors.build import build_executor
@@ -78,6 +78,7 @@ def check_settings(given: Path | None, text: str | None, *, is_file_only: bool) 
     if not is_file_only:
         problems += _target_problems(settings)
         warnings += [*_slot_warnings(settings), *_upstream_warnings(settings)]
+        warnings += variable_warnings(os.environ)
     return CheckReport(
         file=name,
         ok=is_file_only or not problems,

@@ -162,7 +162,9 @@ def find_service(connection: Connection) -> FoundService:
     """Return the service that the options name, and the token for it; nothing is sent."""
     from headgate.client.requests import TOKEN_VARIABLE, address_of, token_of  # noqa: PLC0415
 
-    address = address_of(connection.url or _address_in(connection.data))
+    address = address_of(
+        connection.url or _address_in(connection.data) or _running_here(connection)
+    )
     token = token_of(connection.token)
     if token is not None:
         return FoundService(address, token, "--token" if connection.token else TOKEN_VARIABLE)
@@ -210,6 +212,20 @@ def _address_in(data: Path | None) -> str | None:
         return None
     # A service on all addresses is on the loopback one, which is what it takes for its own.
     return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
+def _running_here(connection: Connection) -> str | None:
+    """Return the address of the service that runs on the usual data directory, if one does.
+
+    It may have another port than the usual one. Whoever names a service means that one.
+    """
+    from headgate.client.requests import URL_VARIABLE  # noqa: PLC0415
+    from headgate.storage.data_lock import is_held  # noqa: PLC0415
+
+    directory = default_directory()
+    if connection.data or os.environ.get(URL_VARIABLE) or directory is None:
+        return None
+    return _address_in(directory) if is_held(directory) else None
 
 
 def _token_path(data: Path | None, address: Address) -> Path | None:

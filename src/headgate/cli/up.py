@@ -164,11 +164,14 @@ def _loaded_from(
 ) -> Loaded:
     from headgate.cli.logs import configure_logs  # noqa: PLC0415
     from headgate.config.loading import Origin, load  # noqa: PLC0415
+    from headgate.config.sources import variable_warnings  # noqa: PLC0415
 
     loaded = load(Origin(path=path, environ=environ, options=given))
     configure_logs(loaded.settings.log, failing_slots=failing_slots)
     # A text that is no token stops the start before anything is opened.
     given_first_token(environ)
+    for line in variable_warnings(environ):
+        click.echo(f"headgate: warning: {line}", err=True)
     return loaded
 
 
@@ -313,10 +316,7 @@ async def _work(
             _begin(demo, address)
         await stopping.wait()
         if demo is None:
-            click.echo(
-                "headgate: waiting for running tasks to finish; Ctrl-C again stops at once",
-                err=True,
-            )
+            click.echo(f"headgate: stopping{_running_line(service)}", err=True)
     finally:
         drain_seconds = service.config.settings.scheduler.drain_seconds
         if service.gateway is not None:
@@ -328,6 +328,20 @@ async def _work(
             await asyncio.to_thread(service.telemetry.close)
         if engine.runner.has_left_behind:
             _leave_behind(demo)
+        if demo is None and stopping.is_set():
+            click.echo("headgate: stopped", err=True)
+
+
+def _running_line(service: Service) -> str:
+    """Say what a stop waits for, and how to wait no longer."""
+    tasks = len(service.engine.runner)
+    calls = 0 if service.gateway is None else service.gateway.in_hand
+    counts = [(count, noun) for count, noun in ((tasks, "task"), (calls, "call")) if count]
+    if not counts:
+        return ""
+    shown = " and ".join(f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts)
+    has = "has" if tasks + calls == 1 else "have"
+    return f" when {shown} {has} finished; Ctrl-C again stops at once"
 
 
 def attach_first_token(service: Service, directory: Path, given: str | None = None) -> list[str]:

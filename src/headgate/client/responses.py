@@ -87,7 +87,8 @@ def error_of(response: Response) -> ServiceError | None:
 
 def not_reached(url: str, why: object) -> ServiceUnavailableError:
     """Return the error of a connection that could not be made; nothing was sent."""
-    line = f"no service answers at {url}: {why}; start one with headgate up, or give its address"
+    advice = "start one with headgate up, or name another with --url or HEADGATE_URL"
+    line = f"no service answers at {url}: {why}; {advice}"
     return ServiceUnavailableError(line, code=NOT_REACHED)
 
 

@@ -1,7 +1,8 @@
 """Where settings come from: a file, environment variables over it, options over those.
 
 A variable is named by section and key, as in `HEADGATE_SCHEDULER__MAX_INFLIGHT`; those without a
-double underscore are not settings. What is wrong with a variable's value is said of the variable.
+double underscore are not settings, and `variable_warnings` names those that were meant to be. What
+is wrong with a variable's value is said of the variable.
 
 Rule: each value is remembered with its origin, and what is wrong with one names it: a file and a
 line, or an option. A service that reads its file again takes a 0 in `[scheduler]`, where the range
@@ -280,6 +281,21 @@ def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object, s
             continue
         section, _, key = name.lower().partition(_SEPARATOR)
         yield section, key, _value_of(variable, section, key, environ[variable]), variable
+
+
+def variable_warnings(environ: Mapping[str, str]) -> list[str]:
+    """Name the variables that were meant for a setting and lack its section or an underscore."""
+    meant = {
+        f"{VARIABLE_PREFIX}{wrong}".upper(): f"{VARIABLE_PREFIX}{section}{_SEPARATOR}{field.name}"
+        for section, table in TABLES.items()
+        for field in msgspec.structs.fields(table)
+        for wrong in (field.name, f"{section}_{field.name}")
+    }
+    return [
+        f"{variable} has no effect; did you mean {meant[variable].upper()}?"
+        for variable in sorted(environ)
+        if variable in meant
+    ]
 
 
 def _value_of(variable: str, section: str, key: str, text: str) -> object:

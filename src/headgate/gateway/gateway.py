@@ -490,6 +490,11 @@ class Gateway:
         if self._calls.escrow is not None:
             self._calls.escrow.is_on = self.settings.escrow
 
+    @property
+    def in_hand(self) -> int:
+        """How many calls wait and run at this node."""
+        return self._in_hand.taken
+
     async def drain(self, seconds: float) -> None:
         """Take no more calls, send those away that wait, and let those end that run."""
         self._is_stopping = True
