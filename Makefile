@@ -46,13 +46,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "==> installing Headgate into $(VENV): about 100 MB, about 15 seconds"
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "headgate needs Python 3.11 or newer; set PYTHON=python3.x")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e .
 	@touch $@
 
 # What the checks and tests need beside it.
 $(TOOLS): $(INSTALLED)
 	@echo "==> installing what the tests need into $(VENV): about 500 MB, about a minute"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 
 run: $(INSTALLED)
@@ -108,7 +108,7 @@ test-clients: $(TOOLS)
 # A real cluster of two nodes on the loopback address; Ray is large, and nothing else needs it.
 test-ray: $(TOOLS)
 	@$(BIN)/python -c 'import ray' 2>/dev/null || { echo "==> installing Ray into $(VENV): about 250 MB" && \
-		PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[ray]'; }
+		PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e '.[ray]'; }
 	@echo "==> tests on a Ray cluster"
 	@$(BIN)/python -m pytest tests/on_ray
 
@@ -121,7 +121,7 @@ screenshots: $(TOOLS)
 
 $(DOCS_TOOLS): $(INSTALLED)
 	@echo "==> installing what the site needs into $(VENV): about 50 MB"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # Another version goes beside those that are in build/site already.
@@ -136,14 +136,14 @@ sync-client: $(TOOLS)
 $(PEERS_INSTALLED): pyproject.toml constraints.txt
 	@echo "==> installing other task queues into $(PEERS_VENV), to measure them in the same run"
 	@test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
-	@if PIP_DISABLE_PIP_VERSION_CHECK=1 $(PEERS_VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[bench]'; \
+	@if PIP_DISABLE_PIP_VERSION_CHECK=1 $(PEERS_VENV)/bin/python -m pip install -qq -c constraints.txt -e '.[bench]'; \
 		then touch $@; else echo "==> not all of them install here; what is missing is left out"; fi
 
 # One of them comes from npm, and is left out where that is missing.
 $(GATEWAYS_INSTALLED): pyproject.toml
 	@echo "==> installing other gateways into $(GATEWAYS_VENV), to measure them in the same run"
 	@test -x $(GATEWAYS_VENV)/bin/python || $(PYTHON) -m venv $(GATEWAYS_VENV)
-	@if PIP_DISABLE_PIP_VERSION_CHECK=1 $(GATEWAYS_VENV)/bin/python -m pip install --quiet '.[gateways]'; \
+	@if PIP_DISABLE_PIP_VERSION_CHECK=1 $(GATEWAYS_VENV)/bin/python -m pip install -qq '.[gateways]'; \
 		then touch $@; else echo "==> not all of them install here; what is missing is left out"; fi
 	@npm install --silent --ignore-scripts --no-audit --no-fund --prefix $(GATEWAYS_VENV) $(PORTKEY) \
 		|| echo "==> Portkey does not install here; it is left out"
@@ -161,8 +161,8 @@ package: $(TOOLS)
 	@$(BIN)/python -m hatchling build -d dist
 	@echo "==> installing the wheel and the source archive"
 	@$(PYTHON) -m venv build/wheel && $(PYTHON) -m venv build/source
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 build/wheel/bin/python -m pip install --quiet -c constraints.txt dist/headgate-*.whl
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 build/source/bin/python -m pip install --quiet -c constraints.txt dist/headgate-*.tar.gz
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 build/wheel/bin/python -m pip install -qq -c constraints.txt dist/headgate-*.whl
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 build/source/bin/python -m pip install -qq -c constraints.txt dist/headgate-*.tar.gz
 	@echo "==> a task, run by the one and submitted from the other"
 	@build/wheel/bin/headgate up --port 7499 --data build/data >build/up.log 2>&1 & service=$$!; \
 		timeout 60 build/source/bin/headgate submit hello --agent packaged --wait --patient --url http://127.0.0.1:7499; code=$$?; \

@@ -119,8 +119,8 @@ def test_a_variable_that_was_meant_for_a_setting_is_named(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "8080")
-    monkeypatch.setenv("HEADGATE_OF_MY_OWN", "1")
-    monkeypatch.setenv("HEADGATE_TOKEN", "1")
+    for other in ("HEADGATE_OF_MY_OWN", "HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_LOG_LEVEL"):
+        monkeypatch.setenv(other, "info")
     assert run(["config", "check", "--json"]) == 0
     warnings = json.loads(capsys.readouterr().out)["warnings"]
     assert warnings == [f"{name} has no effect; did you mean HEADGATE_SERVER__PORT?"]

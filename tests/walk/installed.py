@@ -37,7 +37,7 @@ def install(folder: Path) -> Installed:
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     started = time.monotonic()
     subprocess.run(
-        [str(environment / "bin/pip"), "install", "--quiet", str(wheel)],
+        [str(environment / "bin/pip"), "install", "-qq", str(wheel)],
         env=variables(constraints),
         check=True,
     )

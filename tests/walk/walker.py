@@ -122,6 +122,8 @@ class Walker:
         if kind == "fake-provider" and "--port" not in command:
             command += f" --port {self._ports[PROVIDER_PORT]}"
         log = self._folder / f"{kind.replace(' ', '-')}.log"
+        # What an earlier one of its kind said is not taken for what this one says.
+        log.unlink(missing_ok=True)
         # No job of this shell, which may wait for its own: a terminal of its own.
         started = f"({command} > {shlex.quote(str(log))} 2>&1 & echo $!)"
         pid = self._shell.run(started).strip()

@@ -32,6 +32,8 @@ FILE_NAME = "headgate.toml"
 VARIABLE_PREFIX = "HEADGATE_"
 MAX_FILE_BYTES = 4 * 2**20
 OPTION_ORIGIN = "option"
+OTHER_VARIABLES = ("HEADGATE_URL", "HEADGATE_TOKEN", "HEADGATE_LOG_LEVEL")
+"""Variables that are no settings, although a setting has such a name."""
 
 _SEPARATOR = "__"
 _PLACE = re.compile(r"(?P<problem>.*) \(at line (?P<line>\d+), column (?P<column>\d+)\)")
@@ -294,7 +296,7 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
     return [
         f"{variable} has no effect; did you mean {meant[variable].upper()}?"
         for variable in sorted(environ)
-        if variable in meant
+        if variable in meant and variable not in OTHER_VARIABLES
     ]
 
 
