@@ -358,6 +358,27 @@ def test_probes_and_upgrades_are_answered_at_once(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("path", "advice"),
+    [
+        ("/chat/completions", "must end in /v1"),
+        ("/p/default/chat/completions", "must end in /v1"),
+        ("/v1/v1/messages", "must not end in /v1"),
+    ],
+)
+def test_a_wrong_base_url_is_named_instead_of_the_key(
+    tmp_path: Path, path: str, advice: str
+) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path) as gateway:
+            headers = {"authorization": "Bearer any"}
+            answer = await gateway.client.post(path, json={"model": "gpt-5"}, headers=headers)
+            assert answer.status_code == 404, answer.text
+            assert advice in answer.json()["error"]["message"]
+
+    asyncio.run(scenario())
+
+
 def test_a_stored_response_is_read_and_deleted_where_it_lies(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_service(tmp_path) as gateway:

@@ -404,6 +404,15 @@ class Asked:
         return self.call.is_stream and self.protocol.has_streams
 
 
+def _base_url_advice(path: str) -> str:
+    """Return what is wrong with the base URL of a client, if its path shows it."""
+    if protocol_of(f"/v1{path}") is not None:
+        return "the base URL must end in /v1, as in OPENAI_BASE_URL=http://127.0.0.1:7420/v1"
+    if path.startswith("/v1/v1/") and protocol_of(path.removeprefix("/v1")) is not None:
+        return "the base URL must not end in /v1, as in ANTHROPIC_BASE_URL=http://127.0.0.1:7420"
+    return ""
+
+
 def reached_at(address: str) -> str:
     """Return an address under which a process on this machine reaches the service."""
     parts = urlsplit(address)
@@ -516,6 +525,8 @@ class Gateway:
         """Tell whether a request is for the gateway."""
         if path.startswith(("/v1/", "/p/", "/upstreams/")):
             return self.settings.enabled
+        if method == "POST" and _base_url_advice(path):
+            return self.settings.enabled
         return method == "HEAD" and path in ("/", "/api/hello") and self.settings.enabled
 
     def check_head(self, head: Head) -> Caller | None:
@@ -548,6 +559,8 @@ class Gateway:
         if request.method == "HEAD":
             await client.whole(_OK, [], b"")
             return
+        if advice := _base_url_advice(path):
+            raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {path}: {advice}")
         dispatcher = self._api.engine.dispatcher
         if not dispatcher.is_leading and self._api.engine.store.is_shared:
             await self._pass_on(client)
