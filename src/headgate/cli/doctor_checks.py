@@ -659,7 +659,7 @@ def _token(directory: Path) -> Iterator[Finding]:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        yield ok("token", f"{path} is written at the first start")
+        yield ok("token", f"{path} is not there; the first start on a new store writes it")
         return
     except OSError as error:
         yield fail("token", f"{path}: {error.strerror}", "run as the user of the service")
@@ -683,8 +683,12 @@ def _port(settings: Settings) -> Finding:
         shown = f"[{host}]" if ":" in host else host
         answer = _answers(f"http://{shown}:{port}")
         if answer.verdict == "ok":
-            return warn("port", answer.found, "it is another service's; choose one with --port")
-        return fail("port", error.problem, "stop what uses it, or choose another with --port")
+            return warn(
+                "port",
+                answer.found,
+                "another service has it; start yours with headgate up --port N",
+            )
+        return fail("port", error.problem, "stop what uses it, or start with headgate up --port N")
     return ok("port", f"{host} port {port} is free")
 
 
@@ -705,5 +709,8 @@ def _answers(address: str) -> Finding:
     finally:
         connection.close()
     if not body.startswith(LIVE):
-        return fail("port", f"{address} is another program's", "choose another with --port")
-    return ok("port", f"a service answers at {address}, its clock {at - time.time():+.0f} s apart")
+        return fail("port", f"{address} is another program's", "start with headgate up --port N")
+    # The header has whole seconds.
+    apart_seconds = round(at - time.time())
+    clock = "" if abs(apart_seconds) <= 1 else f", its clock {apart_seconds:+} s from this one"
+    return ok("port", f"a service answers at {address}{clock}")
