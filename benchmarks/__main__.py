@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.options import GATEWAYS, PEERS_PYTHON, QUEUED, Options
 
 ALL = (
-    *("decide", "load_ranking", "estimates", "inprocess", "ledger", "ledger_memory"),
+    *("decide", "scale", "load_ranking", "estimates", "inprocess", "ledger", "ledger_memory"),
     *("engine", "gateway", "kept", "slots", "runs", "dashboard"),
 )
 
@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="small, and judges nothing (engine, estimates, gateway, inprocess, runs, dashboard)",
+        help="small, and judges nothing (not for decide, load_ranking, ledger, kept, slots)",
     )
     parser.add_argument("--queued", type=int, default=QUEUED, help="engine: tasks of a long queue")
     parser.add_argument(

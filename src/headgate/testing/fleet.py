@@ -86,7 +86,7 @@ class SimulatedFleet:
         self.queued: dict[str, int] = dict.fromkeys(self.workloads, 0)
         self.waited: dict[str, list[int]] = {name: [] for name in self.workloads}
         self._running: list[Running] = []
-        self._number = 0
+        self._number = self._starts = 0
         self._tasks: dict[str, Task] = {}
         self._granted: list[tuple[AssignAction, int]] = []
 
@@ -190,8 +190,9 @@ class SimulatedFleet:
         self.reserved[action.project_id] += tokens
         self.active[action.project_id] += 1
         self.started[action.project_id] += 1
+        self._starts += 1
         ends = self.round + max(1, workload.rounds(self._random))
-        heappush(self._running, Running(ends, sum(self.started.values()), action, tokens))
+        heappush(self._running, Running(ends, self._starts, action, tokens))
 
     def _close_exhausted(self) -> None:
         for project_id, workload in self.workloads.items():
