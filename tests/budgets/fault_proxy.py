@@ -33,6 +33,8 @@ class FaultProxy:
         self._delay_reply = 0.0
         self._connections: set[asyncio.Task[None]] = set()
         self._cut = asyncio.Event()
+        self._passes = asyncio.Event()
+        self._passes.set()
 
     def harm(
         self, *, drop_reply: float = 0.0, cut_request: float = 0.0, delay_reply: float = 0.0
@@ -45,6 +47,14 @@ class FaultProxy:
     def heal(self) -> None:
         """Make no more faults."""
         self.harm()
+
+    def hold(self) -> None:
+        """Hold the replies of marked exchanges back from now on, until they are released."""
+        self._passes.clear()
+
+    def release(self) -> None:
+        """Pass on the replies that were held back, and hold no more."""
+        self._passes.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry one connection until one side or a fault ends it."""
@@ -110,6 +120,7 @@ class FaultProxy:
                 if self._happens(self._delay_reply):
                     self.delayed_replies += 1
                     await asyncio.sleep(self._random.random() * 0.01)
+                await self._passes.wait()
             writer.write(chunk)
             await writer.drain()
 

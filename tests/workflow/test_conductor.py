@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headgate.core.task import OnParentFailure
 from headgate.errors import StoreUnavailableError
 from headgate.testing import SimulatedLoop, simulate
-from headgate.workflow.backend import StepOrder, TaskState
+from headgate.workflow.backend import StepOrder, StepTask, TaskState
 from headgate.workflow.conditions import parsed_condition
 from headgate.workflow.conductor import SMALLEST_WINDOW, Conductor
 from headgate.workflow.placeholders import parsed_template
@@ -337,6 +338,27 @@ def test_the_second_interruption_stops_what_runs_and_a_resume_begins_it_anew(
     assert (report.ended, stage.run.record.ended) == (0, 0)
     assert stage.play().state is RunState.DONE
     assert sorted(stage.kept.submitted)[-2:] == [(5, 0), (5, 1)]
+
+
+def test_one_interruption_of_a_resume_that_is_beginning_cancels_nothing(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, a_workflow(a_step("a")), lambda _: Fate(seconds=100.0))
+    stage.play()
+    ended = stage.kept.tasks[0, 0]
+    stage.kept.tasks[0, 0] = msgspec.structs.replace(ended, state=TaskState.QUEUED)
+
+    async def disturb(conductor: Conductor, backend: FakeBackend) -> None:
+        cancel = backend.cancel
+
+        async def waits(_: Sequence[StepTask]) -> None:
+            backend.cancel = cancel  # type: ignore[method-assign]
+            await asyncio.Event().wait()
+
+        backend.cancel = waits  # type: ignore[method-assign]
+        await asyncio.sleep(1)
+        conductor.interrupt()
+
+    assert stage.play(disturb).state is RunState.INTERRUPTED
+    assert stage.backend.cancelled == []
 
 
 def test_a_resume_begins_failed_runs_anew_and_keeps_the_others(tmp_path: Path) -> None:

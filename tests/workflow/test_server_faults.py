@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,13 +16,29 @@ import pytest
 
 from budgets.fault_proxy import running_proxy
 from executors.endpoint import free_port
-from headgate import SyncClient
+from headgate import Client, SyncClient
 from headgate.errors import NotAllowedError
 from headgate.workflow.backend import StepTask, TaskState
-from headgate.workflow.remote_journal import Journal, Opened, Sent, SentOrder
+from headgate.workflow.conductor import Conductor
+from headgate.workflow.placeholders import parsed_text
+from headgate.workflow.remote_journal import Journal, Opened, Sent, SentOrder, Unfinished
+from headgate.workflow.remote_tasks import RemoteWatch, Retrying
+from headgate.workflow.report import RunState
 from headgate.workflow.run_record import RunScope
+from headgate.workflow.workflow import ListItems, Step, TargetWork
 from service.support import ServiceProcess, running_service, wait_until
-from workflow.server_support import SETTINGS, backend_at, known, opened, order, step
+from workflow.fake_backend import a_run
+from workflow.server_support import (
+    SECONDS,
+    SETTINGS,
+    TaskLog,
+    backend_at,
+    known,
+    opened,
+    order,
+    step,
+    workflow,
+)
 from workflow.service_proxy import ServiceProxy
 
 NARROW = """
@@ -347,3 +364,138 @@ async def test_whoever_interrupts_may_cancel_what_the_service_has(
         await closing
         assert backend.remains == ""
         assert {task.state for task in told.ends().values()} == {TaskState.CANCELLED}
+
+
+class Interrupted:
+    """A run of three slow steps through a proxy, which somebody interrupts."""
+
+    def __init__(
+        self, service: ServiceProcess, proxy: ServiceProxy, folder: Path, **options: Any
+    ) -> None:
+        work = TargetWork(target="slow", action=parsed_text("sleep"))
+        slow = Step(id="slow", line=3, work=work, foreach=ListItems(values=(1, 2, 3)))
+        self._service = service
+        self._run_id = folder.name
+        self.backend = backend_at(proxy.url, folder, slow, run_id=self._run_id, **options)
+        run = a_run(folder, workflow(slow))
+        run.change(id=self._run_id, server=proxy.url)
+        self.conductor = Conductor(run, self.backend)
+        self._conducting = asyncio.create_task(self.conductor.run())
+
+    async def until(self, *states: str) -> None:
+        """Wait until the service has the three tasks, in no other states than these."""
+
+        def is_so() -> bool:
+            found = states_of(self._service, self._run_id)
+            return len(found) == 3 and {*found} <= {*states}
+
+        await asyncio.to_thread(wait_until, is_so, seconds=SECONDS)
+
+    async def interrupt_twice(self) -> None:
+        """Interrupt; and again, when the first time has been acted upon."""
+        self.conductor.interrupt()
+        # A whole exchange with the service takes longer than a few rounds of the event loop.
+        await self.backend.money()
+        self.conductor.interrupt()
+
+    async def end(self) -> None:
+        """Wait for the end of the run."""
+        async with asyncio.timeout(SECONDS):
+            report = await self._conducting
+        assert report.state is RunState.INTERRUPTED
+
+
+def states_of(service: ServiceProcess, run_id: str) -> list[str]:
+    with SyncClient(service.address) as client:
+        return [task.state.value for task in client.iterate_tasks(label=f"run={run_id}")]
+
+
+async def test_a_second_interrupt_cancels_tasks_whose_answer_is_on_its_way(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    proxy = ServiceProxy(port_of(service))
+    proxy.hold()
+    async with running_proxy(proxy):
+        run = Interrupted(service, proxy, tmp_path)
+        await run.until("queued", "running")
+        await run.interrupt_twice()
+        await run.backend.money()
+        proxy.release()
+        await run.end()
+        await run.until("cancelled")
+    assert run.backend.remains == ""
+
+
+async def test_a_second_interrupt_cancels_tasks_whose_answer_is_lost(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    proxy = ServiceProxy(port_of(service))
+    proxy.harm(drop_reply=1.0)
+    async with running_proxy(proxy):
+        run = Interrupted(service, proxy, tmp_path)
+        await run.until("queued", "running")
+        await run.interrupt_twice()
+        await run.end()
+        await run.until("cancelled")
+    assert run.backend.remains == ""
+
+
+async def test_a_second_interrupt_cancels_tasks_whose_answer_takes_too_long_and_says_so(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    proxy = ServiceProxy(port_of(service))
+    proxy.hold()
+    async with running_proxy(proxy):
+        run = Interrupted(service, proxy, tmp_path, leave_seconds=0.5)
+        await run.until("queued", "running")
+        await run.interrupt_twice()
+        await run.end()
+        await run.until("cancelled")
+    assert "3 tasks of this run" in run.backend.remains
+
+
+async def test_a_cancel_that_is_lost_is_sent_again(service: ServiceProcess, tmp_path: Path) -> None:
+    proxy = ServiceProxy(port_of(service), marker=b"/cancel HTTP")
+    async with running_proxy(proxy):
+        run = Interrupted(service, proxy, tmp_path)
+        await run.until("queued", "running")
+        proxy.harm(cut_request=1.0)
+        await run.interrupt_twice()
+        await asyncio.to_thread(wait_until, lambda: proxy.cut_requests >= 3, seconds=SECONDS)
+        proxy.heal()
+        await run.end()
+        await run.until("cancelled")
+    assert run.backend.remains == ""
+
+
+async def test_a_service_that_answers_no_cancel_keeps_nobody_and_the_way_to_cancel_is_said(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    proxy = ServiceProxy(port_of(service), marker=b"/cancel HTTP")
+    async with running_proxy(proxy):
+        run = Interrupted(service, proxy, tmp_path, leave_seconds=0.5)
+        await run.until("queued", "running")
+        proxy.harm(cut_request=1.0)
+        await run.interrupt_twice()
+        await run.end()
+    command = f"`headgate cancel --label run={tmp_path.name} --yes --url {proxy.url}`"
+    assert f"the service goes on with 3 tasks of this run; {command}" in run.backend.remains
+
+
+async def test_a_task_that_is_looked_at_twice_ends_once(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    task_id = service.submit(target="echo")
+    service.wait_for(task_id, "done")
+    queued = StepTask(number=1, generation=0, task_id=task_id, state=TaskState.QUEUED)
+    journal, told = Journal(tmp_path / "twice.jsonl"), TaskLog()
+    async with Client(service.address) as client:
+        watch = RemoteWatch(client, Retrying(), journal)
+        watch.listener = told
+        first = asyncio.create_task(watch.look_at([Unfinished(queued, is_needed=True)]))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await watch.look_at([Unfinished(queued, is_needed=True)])
+        await first
+    await journal.close()
+    assert told.states(1) == [TaskState.DONE]

@@ -323,7 +323,9 @@ class Conductor:
 
     async def _stop_when(self, enough: asyncio.Event) -> None:
         await enough.wait()
-        await self._backend.cancel([live.task for live in self._live.values()])
+        # Where one interruption is enough, it hurries the closing, and a service keeps its tasks.
+        live = self._live.values() if self._stopped.is_set() else ()
+        await self._backend.cancel([each.task for each in live])
 
     async def _look_after_ends(self) -> None:
         # When everything has been closed it is too late to ask what the last steps cost.

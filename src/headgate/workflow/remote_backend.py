@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+import shlex
+from collections.abc import AsyncIterator, Awaitable, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +20,18 @@ from typing import Any
 
 import msgspec
 
+from headgate.api.schema.admin import BulkCancelBody
 from headgate.api.schema.tasks import BudgetStatusBody
 from headgate.client.client import Client
 from headgate.core.budgets.scopes import parse_scope
 from headgate.core.money import plain_usd, to_limit_micro_usd
-from headgate.errors import BudgetMismatchError, NotAllowedError, RequestRefusedError, ServiceError
+from headgate.errors import (
+    BudgetMismatchError,
+    NotAllowedError,
+    RequestRefusedError,
+    ServiceError,
+    ServiceUnavailableError,
+)
 from headgate.redaction import hidden_address
 from headgate.workflow.backend import (
     Money,
@@ -154,7 +162,12 @@ async def check_known_targets(client: Client, workflow: Workflow) -> None:
 
 CANCELLING = 8
 LEAVE_SECONDS = 10.0
-"""How long somebody who interrupts a run has to interrupt it again, which cancels its tasks."""
+"""How long somebody who interrupts a run has to interrupt it again, which cancels its tasks.
+
+So long are the ends of cancelled tasks waited for as well.
+"""
+LAST_CANCEL_SECONDS = 5.0
+"""How long a cancel that is on its way then may still take."""
 
 _OVER = ("conflict", "not_found", "task_deleted")
 
@@ -179,6 +192,7 @@ class RemoteBackend:
         project_id: str | None = None,
         sets_own_limit: bool = False,
         said_by: Sequence[str | None] | None = None,
+        leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
         self._client = Client(url, token=token)
         self._run_id = run_id
@@ -195,8 +209,11 @@ class RemoteBackend:
         self._sender: SharedFields | None = None
         self._listener: TaskListener | None = None
         self._money: list[Money] = []
+        self._leave_seconds = leave_seconds
         self._leaves_at = 0.0
+        self._is_leaving = False
         self._is_closed = False
+        self._cancelled_unanswered: set[str] = set()
         self._cancels = asyncio.Event()
         self._cancels.set()
 
@@ -215,12 +232,22 @@ class RemoteBackend:
         self._watch.check()
 
     @property
+    def _label(self) -> str:
+        """What all tasks of the run have at the service."""
+        return f"run={self._run_id}"
+
+    @property
     def remains(self) -> str:
         """What the service goes on with when this process ends, in one line; empty if nothing."""
-        unanswered = (len(sent.orders) for sent in self._journal.pending.values())
+        unanswered = [
+            len(sent.orders)
+            for key, sent in self._journal.pending.items()
+            if key not in self._cancelled_unanswered
+        ]
         count = len(self._journal.unfinished) + sum(unanswered)
         tasks = "1 task" if count == 1 else f"{count} tasks"
-        cancel = f"headgate cancel --label run={self._run_id} --yes"
+        where = f"--url {shlex.quote(hidden_address(self._client.url))}"
+        cancel = f"headgate cancel --label {self._label} --yes {where}"
         line = f"the service goes on with {tasks} of this run; `{cancel}` cancels them"
         return line if count else ""
 
@@ -282,15 +309,27 @@ class RemoteBackend:
         return [self._journal.result(task.number, task.generation) for task in tasks]
 
     async def cancel(self, tasks: Sequence[StepTask]) -> None:
-        """Have the service cancel what waits and stop what runs; the ends are told as ever."""
-        self._leaves_at = asyncio.get_running_loop().time() + LEAVE_SECONDS
+        """Have the service cancel what waits and stop what runs; the ends are told as ever.
+
+        What is still on its way there is cancelled once the service has said what it took of it.
+        """
+        wanted = [task for task in tasks if not task.state.has_ended]
+        if not wanted or self._is_leaving:
+            return
+        self._leaves_at = asyncio.get_running_loop().time() + self._leave_seconds
         self._cancels.clear()
         permits = asyncio.Semaphore(CANCELLING)
-        wanted = [task for task in tasks if task.task_id and not task.state.has_ended]
+        unanswered = {(task.number, task.generation) for task in wanted if not task.task_id}
         try:
-            outcomes = await asyncio.gather(
-                *(self._cancel(task, permits) for task in wanted), return_exceptions=True
-            )
+            async with asyncio.timeout(self._leave_seconds + LAST_CANCEL_SECONDS):
+                outcomes = await asyncio.gather(
+                    *(self._cancel(task, permits) for task in wanted if task.task_id),
+                    self._cancel_unanswered(unanswered, permits),
+                    return_exceptions=True,
+                )
+        except TimeoutError:
+            line = "the service has not answered in time whether it cancels the tasks"
+            raise ServiceUnavailableError(line, code="no_answer") from None
         finally:
             self._cancels.set()
         for outcome in outcomes:
@@ -341,11 +380,16 @@ class RemoteBackend:
 
         What the service has goes on there without this process, so nobody is kept here for it.
         """
+        # Whoever has interrupted twice already wants a cancel, which begins first.
+        await asyncio.sleep(0)
         now = asyncio.get_running_loop().time()
-        self._leaves_at = max(self._leaves_at, now + min(drain_seconds, LEAVE_SECONDS))
+        self._leaves_at = max(self._leaves_at, now + min(drain_seconds, self._leave_seconds))
         try:
+            await self._sending.until_answered(lambda: self._leaves_at)
             await self._watch.until_quiet(lambda: self._leaves_at)
             await self._cancels.wait()
+            self._is_leaving = True
+            await self._sending.stop()
             await self._watch.stop()
         finally:
             self._is_closed = True
@@ -366,10 +410,47 @@ class RemoteBackend:
     async def _cancel(self, task: StepTask, permits: asyncio.Semaphore) -> None:
         async with permits:
             try:
-                await self._client.cancel(task.task_id)
+                await self._retrying.ask(lambda: self._client.cancel(task.task_id))
             except RequestRefusedError as error:
                 if error.code not in _OVER:
                     raise
+
+    async def _cancel_unanswered(
+        self, wanted: Set[tuple[int, int]], permits: asyncio.Semaphore
+    ) -> None:
+        """Cancel what the service was sent and has not answered yet, by its number and generation.
+
+        Where the answer was lost or takes too long, all tasks of the run are cancelled.
+        """
+        if not wanted:
+            return
+        await self._sending.until_answered(lambda: self._leaves_at)
+        taken = [task for task, _ in self._journal.unfinished.values()]
+        await asyncio.gather(
+            *(
+                self._cancel(task, permits)
+                for task in taken
+                if (task.number, task.generation) in wanted
+            )
+        )
+        orders = {key: sent.orders for key, sent in self._journal.pending.items()}
+        lost = {
+            key
+            for key, sent in orders.items()
+            if any((order.number, order.generation) in wanted for order in sent)
+        }
+        if lost:
+            # What is on its way still may come after this.
+            over = lost - self._sending.under_way
+            await self._cancel_run()
+            self._cancelled_unanswered |= over
+
+    async def _cancel_run(self) -> None:
+        def cancel() -> Awaitable[BulkCancelBody]:
+            return self._client.cancel_matching(confirm=True, label=self._label)
+
+        while (await self._retrying.ask(cancel)).remaining:
+            continue
 
 
 def _agent_of(scope: str) -> str | None:

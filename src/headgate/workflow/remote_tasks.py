@@ -14,7 +14,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
@@ -485,7 +485,9 @@ class RemoteWatch:
                 await self._look_up(task.task_id)
 
         for task, is_needed in unfinished:
-            self.add(task, is_needed=is_needed)
+            # Some may be followed already: a batch without an answer was sent again before.
+            if task.task_id not in self._tracked:
+                self.add(task, is_needed=is_needed)
         await asyncio.gather(*(look(task) for task, _ in unfinished))
         self.check()
 
@@ -637,6 +639,13 @@ def _rank(event: TaskEvent) -> int:
     return rank_of(event.state or TaskStatus.QUEUED, event.attempt or 0)
 
 
+class _Settled(NamedTuple):
+    """What became of each task of a batch, and why some of them are to be sent again."""
+
+    entries: list[BatchEntryBody]
+    why: str
+
+
 RESENT_SECONDS = KEPT_SECONDS - 3_600.0
 """How old a batch may be that is sent again: the service must know its key still."""
 
@@ -644,7 +653,11 @@ _ADVICE = {"unknown_target": "a service runs only what its configuration names"}
 
 
 class RemoteSubmitter:
-    """Sends the steps of one run."""
+    """Sends the steps of one run.
+
+    What was sent is answered even if nobody waits for it any more: whoever submits may be
+    cancelled at any moment, and the service has the tasks all the same.
+    """
 
     def __init__(
         self, client: Client, retrying: Retrying, journal: Journal, watch: RemoteWatch
@@ -654,6 +667,12 @@ class RemoteSubmitter:
         self._journal = journal
         self._watch = watch
         self._most = BATCH_TASKS
+        self._under_way: dict[str, asyncio.Task[_Settled]] = {}
+
+    @property
+    def under_way(self) -> Set[str]:
+        """The keys of the batches whose answers are on their way."""
+        return self._under_way.keys()
 
     async def send_all(self, parcels: Sequence[Parcel]) -> None:
         """Return when the service has taken or refused each of these."""
@@ -672,7 +691,7 @@ class RemoteSubmitter:
         """Send again what an earlier process got no answer to; the service knows what it took."""
         for sent in list(self._journal.pending.values()):
             if time.time() - sent.at < RESENT_SECONDS:
-                await self._settle(sent, await self._answer(sent))
+                await self._settled(sent)
         await self.give_up()
 
     async def give_up(self) -> None:
@@ -691,11 +710,9 @@ class RemoteSubmitter:
             orders=tuple([parcel.order for parcel in batch]),
             body=batch_body(batch),
         )
-        await self._journal.write(sent)
         self._watch.sending += 1
         try:
-            entries = await self._answer(sent)
-            why = await self._settle(sent, entries)
+            entries, why = await self._settled(sent)
         finally:
             self._watch.has_sent()
         if any(entry.code is None for entry in entries):
@@ -703,10 +720,45 @@ class RemoteSubmitter:
         self._most = 1 if why else min(BATCH_TASKS, 2 * self._most)
         return [one for one, entry in zip(batch, entries, strict=True) if entry.retryable], why
 
-    async def _answer(self, sent: Sent) -> list[BatchEntryBody]:
-        """Return what became of each task of a batch, however often it has to be sent."""
+    async def until_answered(self, ends_at: Callable[[], float]) -> None:
+        """Wait until nothing is on its way, or until a time of the event loop, which may move."""
+        now = asyncio.get_running_loop().time
+        while self._under_way and now() < ends_at():
+            await asyncio.wait(self._under_way.values(), timeout=ends_at() - now())
+
+    async def stop(self) -> None:
+        """Wait for no answer any more."""
+        left = list(self._under_way.values())
+        for exchange in left:
+            exchange.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def _settled(self, sent: Sent) -> _Settled:
+        """Send a batch until it is answered; a cancel ends that, but not an exchange begun."""
+
+        async def once() -> _Settled:
+            exchange = asyncio.create_task(self._exchange(sent))
+            self._under_way[sent.key] = exchange
+            exchange.add_done_callback(lambda _: self._under_way.pop(sent.key))
+            return await asyncio.shield(exchange)
+
+        return await self._retrying.ask(once)
+
+    async def _exchange(self, sent: Sent) -> _Settled:
+        """Send a batch once, and settle what the service answers."""
+        if sent.key not in self._journal.pending:
+            await self._journal.write(sent)
+        self._watch.sending += 1
         try:
-            answer = await self._retrying.ask(lambda: self._post(sent))
+            entries = await self._answer(sent)
+            return _Settled(entries, await self._settle(sent, entries))
+        finally:
+            self._watch.has_sent()
+
+    async def _answer(self, sent: Sent) -> list[BatchEntryBody]:
+        """Return what became of each task of a batch."""
+        try:
+            answer = await self._post(sent)
         except NotAllowedError:
             await self._journal.write(_nothing_taken(sent))
             raise
