@@ -11,8 +11,9 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 from browser.chromium import ADVICE, chromium_path
 from browser.live_service import Live, live_service
-from browser.visiting import WAIT_MS, Gate, Visitor, login_of, visits_to
+from browser.visiting import WAIT_MS, Visitor, login_of, visits_to
 from browser.watching import Watch
+from service.support import Gate
 from service.tls_proxy import NAME
 
 expect.set_options(timeout=WAIT_MS)

@@ -13,7 +13,7 @@ from playwright.sync_api import Page
 
 from service.support import ServiceProcess, wait_until
 
-FOUND_SECONDS = 20.0
+FOUND_SECONDS = 40.0
 NAVIGATION = {
     "overview": "/",
     "tasks": "/ui/tasks",

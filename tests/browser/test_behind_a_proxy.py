@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from browser.test_outage import free_port
-from browser.visiting import WAIT_MS, WIDE, Gate, was_done
+from browser.visiting import WAIT_MS, WIDE, was_done
 from browser.watching import Watch
-from service.support import ServiceProcess, running_service
+from service.support import Gate, ServiceProcess, running_service
 from service.tls_proxy import NAME, TlsProxy, running_proxy
 
 CSRF = "0" * 32

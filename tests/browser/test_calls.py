@@ -34,9 +34,9 @@ def one_runs_and_one_waits(live: Live, mark: str) -> Iterator[list[Future[Answer
     with ThreadPoolExecutor(2) as pool:
         try:
             futures = [pool.submit(ask, live, "first", f"[[until {mark}]]")]
-            wait_until(lambda: calls(live, "state=running"), seconds=10)
+            wait_until(lambda: calls(live, "state=running"), seconds=40)
             futures.append(pool.submit(ask, live, "second", f"[[until {mark}]]"))
-            wait_until(lambda: calls(live, "state=waiting"), seconds=10)
+            wait_until(lambda: calls(live, "state=waiting"), seconds=40)
             yield futures
         finally:
             live.upstream.releases.add(mark)

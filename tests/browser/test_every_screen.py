@@ -11,8 +11,9 @@ from playwright.sync_api import Page, expect
 
 from browser.live_service import Live
 from browser.screens import SCREENS, find_places
-from browser.visiting import PHONE, Gate, Visitor, was_done
+from browser.visiting import PHONE, Visitor, was_done
 from browser.watching import Watch
+from service.support import Gate
 
 GRAVE = ("serious", "critical")
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()

@@ -7,7 +7,8 @@ from playwright.sync_api import Page, expect
 
 from browser.live_service import Live
 from browser.screens import NAVIGATION
-from browser.visiting import Gate, Visitor, was_done
+from browser.visiting import Visitor, was_done
+from service.support import Gate
 
 # As a person counts them: what Tab comes to, by name or by text.
 FOCUSED = """() => {
@@ -125,6 +126,9 @@ def test_focus_stays_where_it_is_through_ten_refreshes(
     visitor: Visitor, live: Live, gate: Gate, place: str
 ) -> None:
     tasks = [live.service.submit(agentId="kept", params=gate.params) for _ in range(4)]
+    # One that starts has the page drawn anew, under the hands of whoever looks for a place there.
+    # The others may have to wait until it is known what such a task costs.
+    live.service.wait_for(tasks[0], "running")
     path, selector = PLACES[place]
     page = visitor(path.format(task=tasks[0]))
     page.locator(selector).focus()

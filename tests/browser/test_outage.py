@@ -19,7 +19,7 @@ from headgate.dashboard.live import MOST_LOOK_SECONDS, REFRESH_SECONDS
 from headgate.dashboard.session import TOKEN
 from service.support import ServiceProcess, running_service, wait_until
 
-BACK_MS = 20_000
+BACK_MS = 40_000
 REFUSED_MS = 15_000
 OPEN_MS = 10_000
 SILENT_MS = 25_000

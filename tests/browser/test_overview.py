@@ -5,7 +5,8 @@ from __future__ import annotations
 from playwright.sync_api import expect
 
 from browser.live_service import Live
-from browser.visiting import Gate, Visitor
+from browser.visiting import Visitor
+from service.support import Gate
 
 
 def test_the_figures_and_charts_are_drawn_and_follow_what_happens(

@@ -6,7 +6,8 @@ from playwright.sync_api import FloatRect, Locator, expect
 
 from browser.live_service import Live
 from browser.screens import NAVIGATION
-from browser.visiting import PHONE, Gate, Visitor
+from browser.visiting import PHONE, Visitor
+from service.support import Gate
 
 MAX_CARD_HEIGHT = 160
 

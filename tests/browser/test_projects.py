@@ -7,7 +7,8 @@ from typing import Any
 from playwright.sync_api import expect
 
 from browser.live_service import Live
-from browser.visiting import Gate, Visitor, was_done
+from browser.visiting import Visitor, was_done
+from service.support import Gate
 
 
 def test_a_changed_weight_moves_the_shares(visitor: Visitor, live: Live) -> None:

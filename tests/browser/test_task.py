@@ -8,9 +8,9 @@ import re
 from playwright.sync_api import expect
 
 from browser.live_service import Live
-from browser.visiting import Gate, Visitor, was_done
+from browser.visiting import Visitor, was_done
 from browser.watching import Watch
-from service.support import wait_until
+from service.support import Gate, wait_until
 
 
 def test_a_task_is_watched_from_its_start_to_its_webhook(
@@ -26,7 +26,7 @@ def test_a_task_is_watched_from_its_start_to_its_webhook(
     expect(state).to_contain_text("done")
     result = page.get_by_role("region", name="Result")
     expect(result).to_contain_text("the answer of the work")
-    wait_until(lambda: live.receiver.at("/watched"), seconds=10)
+    wait_until(lambda: live.receiver.at("/watched"), seconds=40)
     page.reload()
     expect(page.locator(".timeline")).to_contain_text("ebhook")
     page.get_by_role("link", name="Raw JSON", exact=True).click()

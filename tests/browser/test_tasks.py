@@ -9,9 +9,9 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from browser.live_service import Live
-from browser.visiting import Gate, Visitor, was_done
+from browser.visiting import Visitor, was_done
 from browser.watching import Watch
-from service.support import wait_until
+from service.support import Gate, wait_until
 
 NEXT_YEAR = "2099-01-01T00:00"
 
@@ -148,7 +148,7 @@ def test_many_tasks_are_counted_then_cancelled_then_tried_again(
     expect(page.get_by_text("3 tasks that are")).to_be_visible()
     page.get_by_role("button", name="Retry them").click()
     was_done(page, "3")
-    wait_until(lambda: len(_of_agent(live, "bulk")) == 6, seconds=5)
+    wait_until(lambda: len(_of_agent(live, "bulk")) == 6, seconds=40)
 
 
 def _of_agent(live: Live, agent: str) -> list[str]:

@@ -18,7 +18,7 @@ def tries_of(live: Live, task: str) -> int:
 def test_a_webhook_that_was_given_up_is_found_and_sent_again(visitor: Visitor, live: Live) -> None:
     task = live.service.submit(callbackUrl=f"{live.receiver.url}/gone")
     live.service.wait_for(task)
-    wait_until(lambda: tries_of(live, task) == 1, seconds=10)
+    wait_until(lambda: tries_of(live, task) == 1, seconds=40)
     page = visitor(f"/ui/webhooks?task={task}")
     expect(page.locator("#deliveries")).to_contain_text("given up")
     page.get_by_label("State").select_option("delivered")
@@ -29,7 +29,7 @@ def test_a_webhook_that_was_given_up_is_found_and_sent_again(visitor: Visitor, l
     expect(page.locator("#delivery")).to_contain_text("410")
     page.get_by_role("button", name="Send again").click()
     was_done(page, "sends the webhook again")
-    wait_until(lambda: tries_of(live, task) == 2, seconds=10)
+    wait_until(lambda: tries_of(live, task) == 2, seconds=40)
     expect(page.locator("#delivery")).to_contain_text("given up")
     page.locator("#delivery").get_by_role("link", name=task).click()
     expect(page).to_have_url(live.url(f"/ui/tasks/{task}"))
@@ -46,7 +46,7 @@ def test_one_that_arrived_is_asked_about_before_it_is_sent_again(
     row.locator("summary", has_text="Send again").click()
     row.get_by_role("button", name="Send it again").click()
     was_done(page, "sends the webhook again")
-    wait_until(lambda: len(live.receiver.at("/taken?secret=hidden")) == 2, seconds=10)
+    wait_until(lambda: len(live.receiver.at("/taken?secret=hidden")) == 2, seconds=40)
 
 
 def test_an_address_is_tried_and_its_answer_told(visitor: Visitor, live: Live) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page, ViewportSize, expect
@@ -12,23 +11,12 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect
 from browser.watching import Watch
 from service.support import ServiceProcess
 
-WAIT_MS = 8_000
+WAIT_MS = 40_000
+"""How long anything is waited for: only a failure takes so long, on a busy machine too."""
 WIDE: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 
 Visitor = Callable[..., Page]
-
-
-class Gate:
-    """A file that tasks wait for: they run until it is opened."""
-
-    def __init__(self, path: Path) -> None:
-        self.params: dict[str, Any] = {"until": str(path)}
-        self._path = path
-
-    def open(self) -> None:
-        """Let the tasks end."""
-        self._path.touch()
 
 
 def log_in(page: Page, service: ServiceProcess, path: str = "/") -> None:

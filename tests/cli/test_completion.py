@@ -107,7 +107,7 @@ def test_where_nothing_answers_completion_is_empty_and_silent() -> None:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         started = time.monotonic()
         assert completed(address, "tasks", "--project", "") == []
-        assert time.monotonic() - started < ANSWER_SECONDS + 5
+        assert time.monotonic() - started < ANSWER_SECONDS + 25
     assert completed("http://127.0.0.1:1", "tasks", "--project", "") == []
     assert completed("no address", "tasks", "--project", "") == []
 

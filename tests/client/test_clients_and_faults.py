@@ -154,7 +154,7 @@ def test_a_connection_that_was_closed_while_idle_is_not_used_again() -> None:
         for number in range(3):
             # A cancel is not sent again when its answer is lost, so a lost one would be an error.
             assert client.cancel("t").status == "cancelled"
-            wait_until(lambda number=number: server.closed > number, seconds=5)  # type: ignore[misc]
+            wait_until(lambda number=number: server.closed > number, seconds=30)  # type: ignore[misc]
 
 
 def event(number: int, state: str) -> str:
@@ -259,4 +259,4 @@ def test_signs_of_life_do_not_keep_a_wait_from_ending_in_time(ask: Ask) -> None:
         began = time.monotonic()
         with pytest.raises(WaitTimeoutError, match="still running"):
             EitherClient(ask, server.url).wait("t", timeout_seconds=0.5)
-        assert 0.5 <= time.monotonic() - began < 5.0
+        assert 0.5 <= time.monotonic() - began < 30.0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
+
+from service.work import until_there
 
 LONGEST_SECONDS = 0.03
 
@@ -64,8 +67,11 @@ async def other_work(order: dict[str, Any]) -> dict[str, Any]:
 
 
 async def nap(order: dict[str, Any]) -> None:
-    """Sleep for as long as the task says."""
-    await asyncio.sleep(order["params"]["seconds"])
+    """Sleep for as long as the task says, or until the file is there that it names."""
+    params = order["params"]
+    await asyncio.sleep(params.get("seconds", 0.0))
+    if "until" in params:
+        await until_there(Path(params["until"]))
 
 
 async def model(order: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Running:
 
     async def ended(self, task_id: str) -> Any:
         """Return a task when it has ended."""
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(30.0):
             while True:
                 task = await self.get(f"/tasks/{task_id}")
                 if task["state"] not in ("queued", "assigned", "running"):
@@ -59,7 +59,7 @@ class Running:
 
     async def why(self, task_id: str) -> list[str]:
         """Return the messages of why a task waits, when it has been looked at."""
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30.0):
             while not (found := await self.get(f"/tasks/{task_id}/why"))["reasons"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return [reason["message"] for reason in found["reasons"]]

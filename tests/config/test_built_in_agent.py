@@ -12,6 +12,7 @@ from config.test_state import override, situation_of, tables_of
 from headgate.config import load_settings
 from headgate.core.snapshot import BUILT_IN_AGENT, Agent, AgentState
 from headgate.errors import InvalidSettingError
+from service.support import Gate
 
 NAMED = f'[agents."{BUILT_IN_AGENT}"]\ncapacity = 3\n'
 OPEN = "[agents.crew]\ncapacity = 2\n"
@@ -74,8 +75,9 @@ async def test_as_many_open_tasks_run_as_may_be_in_flight(tmp_path: Path) -> Non
 
 async def test_it_drains_when_a_reload_declares_an_agent_for_open_tasks(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + NAP) as service:
-        first = await _open_task(service, seconds=0.5)
-        async with asyncio.timeout(5.0):
+        gate = Gate(tmp_path / "go on")
+        first = await _open_task(service, **gate.params)
+        async with asyncio.timeout(30.0):
             while (await service.get(f"/tasks/{first}"))["state"] != "running":  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         service.path.write_text(FAST + NAP + OPEN)
@@ -87,6 +89,7 @@ async def test_it_drains_when_a_reload_declares_an_agent_for_open_tasks(tmp_path
             "draining",
             1,
         )
+        gate.open()
         ended = await service.ended(first)
         assert (ended["state"], ended["agentId"]) == ("done", BUILT_IN_AGENT)
         assert [one["id"] for one in (await service.get("/agents"))["agents"]] == ["crew"]
@@ -135,8 +138,8 @@ async def test_an_open_task_that_is_to_be_pulled_says_who_could_pull_it(
         assert "[agents.NAME]" in waits
 
 
-async def _open_task(service: Running, *, seconds: float = 0.0, target: str | None = None) -> str:
-    body = {"projectId": "default", "action": "run", "params": {"seconds": seconds}}
+async def _open_task(service: Running, *, target: str | None = None, **params: object) -> str:
+    body = {"projectId": "default", "action": "run", "params": params}
     answer = await service.ask("POST", "/tasks", body | ({"target": target} if target else {}))
     assert answer.status == 202, answer.body
     return str(answer.json["taskId"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import msgspec
@@ -254,11 +254,11 @@ def test_another_past_or_another_order_of_many_tasks_needs_a_new_state() -> None
 def test_a_refit_costs_the_same_however_many_tasks_wait() -> None:
     tasks = [queued(f"t{n:06d}", agent_id=f"a{n % 50}") for n in range(20_000)]
     dispatch_state = state_of(*tasks, agents=tuple(Agent(id=f"a{n}") for n in range(50)))
-    started = perf_counter()
+    started = process_time()
     for most in range(1, 101):
         changed(
             dispatch_state,
             max_inflight=most,
             agents=tuple(Agent(id=f"a{n}") for n in range(most % 50)),
         )
-    assert perf_counter() - started < 2.0
+    assert process_time() - started < 2.0

@@ -35,16 +35,16 @@ async def test_the_model_of_a_request_that_is_passed_on_is_bounded(tmp_path: Pat
 
 
 class Pauses:
-    """The longest that nothing else had its turn."""
+    """The longest that nothing else had its turn, by what this process has computed meanwhile."""
 
     def __init__(self) -> None:
         self.longest = 0.0
 
     async def watch(self) -> None:
-        before = time.perf_counter()
+        before = time.process_time()
         while True:
             await asyncio.sleep(0)
-            now = time.perf_counter()
+            now = time.process_time()
             self.longest = max(self.longest, now - before)
             before = now
 
@@ -72,7 +72,7 @@ async def test_a_body_of_very_many_values_stops_nobody(
         assert answer.status_code == 413, answer.text
         assert "values" in answer.json()["error"]["message"]
         assert not gateway.upstream.requests
-        assert pauses.longest < 0.5, "to decode it would take seconds"
+        assert pauses.longest < 0.2, "to decode it would take seconds"
 
 
 async def test_large_images_and_texts_full_of_commas_are_taken(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ async def test_an_answer_that_does_not_come_is_a_timeout(name: str) -> None:
     assert isinstance(sent, RequestSent)
     assert isinstance(failed, RequestFailed)
     assert (failed.flow_id, failed.error) == (sent.flow_id, found.message)
-    assert 100 <= failed.duration_ms < 5_000
+    assert 100 <= failed.duration_ms < 60_000
 
 
 async def test_nobody_at_an_address_is_unreachable() -> None:

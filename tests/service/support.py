@@ -23,8 +23,8 @@ from urllib.request import urlopen
 import msgspec
 
 ROOT = Path(__file__).parent.parent.parent
-START_SECONDS = 30.0
-STOP_SECONDS = 30.0
+START_SECONDS = 60.0
+STOP_SECONDS = 60.0
 LOOK_SECONDS = 0.02
 ECHO_TARGET = """
 [targets.echo]
@@ -54,6 +54,18 @@ class Answer(NamedTuple):
 
 class DidNotHappenError(AssertionError):
     """What was waited for did not come in time."""
+
+
+class Gate:
+    """A file that tasks wait for: they run until it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.params: dict[str, Any] = {"until": str(path)}
+        self._path = path
+
+    def open(self) -> None:
+        """Let the tasks end."""
+        self._path.touch()
 
 
 class ServiceProcess:
@@ -182,7 +194,7 @@ class ServiceProcess:
         assert answer.status == 200, answer
         return answer.body
 
-    def wait_for(self, task_id: str, *states: str, seconds: float = 20.0) -> Any:
+    def wait_for(self, task_id: str, *states: str, seconds: float = 60.0) -> Any:
         """Wait until a task is in one of these states, or ends if none is named, and return it."""
         wanted = states or TERMINAL
         wait_until(

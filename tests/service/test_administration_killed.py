@@ -45,7 +45,7 @@ def test_a_change_that_was_answered_survives_a_kill_and_none_is_half_made(tmp_pa
             changing = threading.Thread(target=change_for_long, args=(service, answered, asked))
             before = len(answered)
             changing.start()
-            wait_until(lambda: len(answered) > before, seconds=10.0)  # noqa: B023
+            wait_until(lambda: len(answered) > before, seconds=30.0)  # noqa: B023
             time.sleep(draws.random() / 20)
             service.kill()
             changing.join()
@@ -74,4 +74,4 @@ def test_a_signal_reloads_and_a_wrong_file_is_told_of_in_the_log(tmp_path: Path)
         assert inflight() == 6
         # The file is looked at, too; nobody has to send anything.
         settings.write_text(SETTINGS.replace("= 5", "= 7"))
-        wait_until(lambda: inflight() == 7, seconds=10.0, what=service.output)
+        wait_until(lambda: inflight() == 7, seconds=30.0, what=service.output)

@@ -132,7 +132,7 @@ def test_a_client_that_never_reads_costs_the_others_nothing_and_the_service_litt
         assert grown < MOST_GROWTH_BYTES, f"{grown / 2**20:.1f} MiB"
         started = time.monotonic()
         assert service.stop() == 0
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 20
 
 
 def test_a_client_that_comes_back_after_a_restart_is_told_to_look_again(tmp_path: Path) -> None:

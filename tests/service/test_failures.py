@@ -19,7 +19,7 @@ import pytest
 from budgets.servers import PostgresServer
 from headgate.app import STORE_FILE
 from headgate.storage.sqlite import STORE_BUSY_TIMEOUT_SECONDS
-from service.support import Answer, ServiceProcess, running_service, wait_until
+from service.support import Answer, Gate, ServiceProcess, running_service, wait_until
 
 SETTINGS = """
 [scheduler]
@@ -34,7 +34,9 @@ entry_point = "service.work:run"
 CLIENTS = 3
 PAUSE_SECONDS = 0.02
 ENOUGH_REFUSALS = 10
-SOON_SECONDS = 10.0
+SOON_SECONDS = 30.0
+MOST_SECONDS = 20.0
+"""How long a client may be kept waiting while the store fails."""
 ROOM_BYTES = 4_096
 
 FULL = "disk I/O error"
@@ -72,7 +74,7 @@ class Clients:
 
     def wait_for_refusals(self) -> None:
         """Wait until the failure has been told to clients, several times."""
-        wait_until(lambda: len(self.refusals) >= ENOUGH_REFUSALS, seconds=30.0)
+        wait_until(lambda: len(self.refusals) >= ENOUGH_REFUSALS, seconds=SOON_SECONDS)
 
     def _submit(self) -> None:
         body = {"agentId": "a", "action": "work", "params": {"seconds": 0.05}}
@@ -128,12 +130,13 @@ def check_readiness(service: ServiceProcess) -> None:
     assert service.ask("GET", "/livez").status == 200
 
 
-def check_recovery(service: ServiceProcess, clients: Clients, *, running: str) -> None:
+def check_recovery(service: ServiceProcess, clients: Clients, *, running: str, gate: Gate) -> None:
     """See that the same process works on, and that nothing that it took is lost."""
     wait_until(service.is_ready, seconds=SOON_SECONDS, what=service.output)
     taken = len(clients.acknowledged)
     wait_until(lambda: len(clients.acknowledged) > taken, seconds=SOON_SECONDS)
     clients.stop()
+    gate.open()
     for task_id in clients.acknowledged:
         assert service.wait_for(task_id)["state"] == "done"
     # What ran through the failure is not run a second time.
@@ -142,23 +145,25 @@ def check_recovery(service: ServiceProcess, clients: Clients, *, running: str) -
     assert service.stop() == 0
 
 
-def test_a_full_disk_is_told_and_outlived(service: ServiceProcess) -> None:
+def test_a_full_disk_is_told_and_outlived(service: ServiceProcess, tmp_path: Path) -> None:
     """The limit on the size of files stands for the disk: writes fail in the middle of a file."""
-    running = service.submit(params={"seconds": 1.0})
+    gate = Gate(tmp_path / "go on")
+    running = service.submit(params=gate.params)
     service.wait_for(running, "running")
     with under_load(service) as clients:
         limit_file_size(service, largest_file(service.folder / "data") + ROOM_BYTES)
         clients.wait_for_refusals()
         check_readiness(service)
         limit_file_size(service, resource.RLIM_INFINITY)
-        check_recovery(service, clients, running=running)
-    check_refusals(service, clients, FULL, most_seconds=SOON_SECONDS)
+        check_recovery(service, clients, running=running, gate=gate)
+    check_refusals(service, clients, FULL, most_seconds=MOST_SECONDS)
 
 
 def test_a_store_that_another_process_has_locked_is_told_and_outlived(
-    service: ServiceProcess,
+    service: ServiceProcess, tmp_path: Path
 ) -> None:
-    running = service.submit(params={"seconds": 1.0})
+    gate = Gate(tmp_path / "go on")
+    running = service.submit(params=gate.params)
     service.wait_for(running, "running")
     with under_load(service) as clients:
         path = service.folder / "data" / STORE_FILE
@@ -166,10 +171,10 @@ def test_a_store_that_another_process_has_locked_is_told_and_outlived(
             other.execute("BEGIN EXCLUSIVE")
             check_readiness(service)
             wait_until(lambda: clients.refusals, seconds=SOON_SECONDS)
-        check_recovery(service, clients, running=running)
+        check_recovery(service, clients, running=running, gate=gate)
     # A request may come while another transaction is still waiting for the lock.
     check_refusals(
-        service, clients, LOCKED, most_seconds=2 * STORE_BUSY_TIMEOUT_SECONDS + SOON_SECONDS
+        service, clients, LOCKED, most_seconds=2 * STORE_BUSY_TIMEOUT_SECONDS + MOST_SECONDS
     )
 
 
@@ -178,7 +183,8 @@ def test_a_postgresql_that_is_restarted_is_told_and_outlived(
 ) -> None:
     arguments = (*config(tmp_path, lease_seconds=30.0), "--store", postgres_url)
     with running_service(tmp_path, *arguments) as service:
-        running = service.submit(params={"seconds": 1.0})
+        gate = Gate(tmp_path / "go on")
+        running = service.submit(params=gate.params)
         service.wait_for(running, "running")
         with under_load(service) as clients:
             postgres.stop()
@@ -187,8 +193,8 @@ def test_a_postgresql_that_is_restarted_is_told_and_outlived(
                 check_readiness(service)
             finally:
                 postgres.start()
-            check_recovery(service, clients, running=running)
-        check_refusals(service, clients, "PostgreSQL", most_seconds=SOON_SECONDS)
+            check_recovery(service, clients, running=running, gate=gate)
+        check_refusals(service, clients, "PostgreSQL", most_seconds=MOST_SECONDS)
 
 
 def test_a_postgresql_that_is_away_at_the_start_is_told_in_one_line(tmp_path: Path) -> None:

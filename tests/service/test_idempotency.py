@@ -33,7 +33,7 @@ def test_a_reply_that_was_lost_with_the_process_is_given_by_the_next(tmp_path: P
         with socket.create_connection((place.hostname, place.port)) as client:
             client.sendall(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
             # The task is on disk from here on, and nobody has read that it was taken.
-            wait_until(lambda: task_ids(tmp_path), seconds=10.0)
+            wait_until(lambda: task_ids(tmp_path), seconds=30.0)
             service.kill()
         service.start()
         answer, is_replay = send(service, "k-1", WAITS)

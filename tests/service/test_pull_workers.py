@@ -25,7 +25,7 @@ worker_lease_seconds = {lease_seconds}
 target = "pull"
 """
 LEASE_SECONDS = 2.0
-SOON_SECONDS = 20.0
+SOON_SECONDS = 60.0
 
 
 class WorkerProcess:

@@ -24,7 +24,7 @@ LEASE_SECONDS = 1.0
 LONGER_SECONDS = 4.5
 """Longer than the leases of a node and of a dispatcher, and shorter than what ends a silent one."""
 
-SOON_SECONDS = 10.0
+SOON_SECONDS = 30.0
 SETTINGS = """
 [scheduler]
 node_lease_seconds = {lease_seconds}
@@ -113,7 +113,7 @@ def test_a_node_that_is_stopped_loses_its_lease_at_once_and_drops_its_task(
 ) -> None:
     with pair(tmp_path, postgres_url, busy_seconds=0.0, task_seconds=600.0) as services:
         services.first.send(signal.SIGSTOP)
-        wait_until(services.is_lost, seconds=DISPATCHER_LEASE_SECONDS + 5.0)
+        wait_until(services.is_lost, seconds=DISPATCHER_LEASE_SECONDS + SOON_SECONDS)
         services.first.send(signal.SIGCONT)
         wait_until(lambda: "others took the tasks" in services.first.output(), seconds=SOON_SECONDS)
         wait_until(lambda: services.task()["state"] == "running", seconds=SOON_SECONDS)

@@ -23,11 +23,12 @@ from executors.endpoint import free_port
 from headgate.app import STORE_FILE
 from headgate.storage.data_lock import LOCK_NAME, hold_directory
 from headgate.storage.sqlite import SqliteTaskStore
-from service.support import ServiceProcess, running_service, wait_until
+from service.support import Gate, ServiceProcess, running_service, wait_until
 
 TARGETS = """
 [scheduler]
 drain_seconds = {drain_seconds}
+node_lease_seconds = 60
 
 [targets.python]
 kind = "callable"
@@ -44,9 +45,11 @@ command = ["sh", "-c", "echo $$ > child.pid; sleep 3600"]
 kill_grace_seconds = 0.1
 """
 DRAINING = "headgate: stopping when 1 task has finished; Ctrl-C again stops at once"
+SOON_SECONDS = 30.0
+"""Less than the lease, and less than a drain: nothing that is awaited so long waited for these."""
 
 
-def config(folder: Path, *, drain_seconds: float = 20.0) -> tuple[str, str]:
+def config(folder: Path, *, drain_seconds: float = 60.0) -> tuple[str, str]:
     path = folder / "service.toml"
     path.write_text(TARGETS.format(drain_seconds=drain_seconds))
     return "--config", str(path)
@@ -102,11 +105,14 @@ def test_the_line_that_is_printed_first_runs_a_task_to_its_end(tmp_path: Path) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_first_signal_lets_what_runs_come_to_its_end(
-    service: ServiceProcess, number: signal.Signals
+    service: ServiceProcess, number: signal.Signals, tmp_path: Path
 ) -> None:
-    task_id = service.submit(params={"seconds": 0.5})
+    gate = Gate(tmp_path / "go on")
+    task_id = service.submit(params=gate.params)
     service.wait_for(task_id, "running")
     service.send(number)
+    wait_until(lambda: DRAINING in service.output(), seconds=SOON_SECONDS)
+    gate.open()
     assert service.wait() == 0
     assert state_of(service.folder, task_id) == "done"
 
@@ -115,18 +121,18 @@ def test_a_second_signal_ends_the_process_at_once(service: ServiceProcess) -> No
     task_id = service.submit(target="hangs")
     service.wait_for(task_id, "running")
     service.send(signal.SIGINT)
-    wait_until(lambda: DRAINING in service.output(), seconds=10.0)
+    wait_until(lambda: DRAINING in service.output(), seconds=SOON_SECONDS)
     answer = service.ask("GET", "/readyz")
     assert (answer.status, answer.body["error"]) == (503, "draining")
     service.send(signal.SIGINT)
-    assert service.wait(5.0) == 130
+    assert service.wait(SOON_SECONDS) == 130
 
 
 def test_a_child_process_does_not_outlive_the_drain(tmp_path: Path) -> None:
     with running_service(tmp_path, *config(tmp_path, drain_seconds=0.1)) as service:
         task_id = service.submit(target="child")
         note = tmp_path / "child.pid"
-        wait_until(lambda: note.exists() and note.read_text().strip(), seconds=10.0)
+        wait_until(lambda: note.exists() and note.read_text().strip(), seconds=SOON_SECONDS)
         child = int(note.read_text())
         assert is_alive(child)
         assert service.stop() == 0
@@ -140,8 +146,8 @@ def test_what_ran_and_waited_at_a_crash_is_run_at_the_next_start(service: Servic
     service.wait_for(parent, "running")
     service.kill()
     service.start()
-    # The lease of the process that was killed has ten seconds to go.
-    task = service.wait_for(parent, seconds=5.0)
+    # The lease of the process that was killed has a minute to go.
+    task = service.wait_for(parent, seconds=SOON_SECONDS)
     assert (task["state"], task["result"]) == ("done", {"attempt": 2})
     assert service.wait_for(child)["state"] == "done"
 
@@ -178,8 +184,8 @@ def test_a_lock_that_was_deleted_lets_nobody_in_and_comes_back(service: ServiceP
     (data / LOCK_NAME).unlink()
     code, output = refused(service.folder, "--data", str(data))
     assert (code, "is in use by" in output) == (1, True), output
-    wait_until((data / LOCK_NAME).exists, seconds=10.0)
-    wait_until(lambda: "it is there again" in service.output(), seconds=10.0)
+    wait_until((data / LOCK_NAME).exists, seconds=SOON_SECONDS)
+    wait_until(lambda: "it is there again" in service.output(), seconds=SOON_SECONDS)
     code, output = refused(service.folder, "--data", str(data))
     assert f"is in use by process {service.pid}" in output
     service.wait_for(service.submit(), "done")
@@ -238,7 +244,7 @@ def two_nodes(
     with running_service(folders[0], *store, "--config", str(path)) as first:
         wait_until(first.is_ready, seconds=10.0, what=first.output)
         with running_service(folders[1], *store) as second:
-            wait_until(second.is_ready, seconds=10.0, what=second.output)
+            wait_until(second.is_ready, seconds=SOON_SECONDS, what=second.output)
             assert second.ask("GET", "/readyz").body["role"] == "node"
             yield first, second
 
@@ -247,7 +253,7 @@ def test_every_node_says_why_a_task_waits(tmp_path: Path, postgres_url: str) -> 
     with two_nodes(tmp_path, postgres_url) as (first, second):
         task_ids = [node.submit(notBefore="2100-01-01T00:00:00Z") for node in (first, second)]
         for path in [f"/tasks/{task_id}/why" for task_id in task_ids]:
-            wait_until(partial(is_explained, first, path), seconds=10.0)
+            wait_until(partial(is_explained, first, path), seconds=SOON_SECONDS)
             assert second.ask("GET", path) == first.ask("GET", path)
         assert second.ask("GET", "/tasks/tsk_none/why").status == 404
 

@@ -89,7 +89,7 @@ def test_a_service_tells_what_it_promises(
         with running_service(tmp_path) as service:
             taken = service.submit(callbackUrl=f"{receiver.url}/take", scopes=["session:s"],
                                    estimate={"tokens": 90})  # fmt: skip
-            wait_until(lambda: receiver.at("/take"), seconds=10, what=service.output)
+            wait_until(lambda: receiver.at("/take"), seconds=30, what=service.output)
             # Whoever reaches the service may not read what its messages are signed with.
             assert printed("secret", "--data", str(tmp_path))[0] == EXIT_NOT_ALLOWED
             (secret,) = listed("secret", "--data", str(tmp_path / "data"))
@@ -101,11 +101,11 @@ def test_a_service_tells_what_it_promises(
             assert came.headers["x-headgate-task-id"] == taken
 
             gone = service.submit(callbackUrl=f"{receiver.url}/gone")
-            wait_until(lambda: listed("list", "--state", "dead"), seconds=10)
+            wait_until(lambda: listed("list", "--state", "dead"), seconds=30)
             (dead,) = listed("list", "--task", gone)
             assert (dead["state"], dead["status"], dead["tries"]) == ("dead", 410, 1)
             assert printed("redeliver", dead["id"])[0] == 0
-            wait_until(lambda: len(receiver.at("/gone")) == 2, seconds=10)
+            wait_until(lambda: len(receiver.at("/gone")) == 2, seconds=30)
             first, second = receiver.at("/gone")
             assert first.body == second.body
             assert first.headers["webhook-id"] == second.headers["webhook-id"] == dead["id"]

@@ -9,13 +9,22 @@ from pathlib import Path
 from typing import Any
 
 FOREVER_SECONDS = 3_600.0
+LOOK_SECONDS = 0.02
 
 
 async def run(order: Mapping[str, Any]) -> object:
-    """Take as long as the task says."""
+    """Take as long as the task says, or until the file is there that it names."""
     params = order["params"] or {}
     await asyncio.sleep(params.get("seconds", 0.0))
+    if "until" in params:
+        await until_there(Path(params["until"]))
     return {"attempt": order["attempt"]}
+
+
+async def until_there(path: Path) -> None:
+    """Wait for a file that another process makes."""
+    while not await asyncio.to_thread(path.exists):  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 async def hang_at_first(order: Mapping[str, Any]) -> object:
@@ -50,8 +59,7 @@ async def hold_loop(order: Mapping[str, Any]) -> object:
     does; this one needs no processor.
     """
     params = order["params"]
-    while not Path(params["when"]).exists():  # noqa: ASYNC110, ASYNC240
-        await asyncio.sleep(0.02)
+    await until_there(Path(params["when"]))
     if order["attempt"] == 1:
         ctypes.PyDLL(None).usleep(int(params["seconds"] * 1e6))
     return {"attempt": order["attempt"]}

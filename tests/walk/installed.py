@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -16,11 +17,12 @@ PIP_FILES = ("~/.config/pip/pip.conf", "~/.pip/pip.conf")
 
 
 class Installed(NamedTuple):
-    """An environment with the wheel in it, and how long pip took."""
+    """An environment with the wheel in it, and how long pip took, waiting and computing."""
 
     folder: Path
     constraints: Path
     seconds: float
+    cpu_seconds: float
 
 
 def install(folder: Path) -> Installed:
@@ -35,13 +37,20 @@ def install(folder: Path) -> Installed:
     constraints.write_text(f"{pins}\nheadgate=={headgate.__version__}\n")
     environment = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-    started = time.monotonic()
+    started, cpu_seconds = time.monotonic(), _cpu_seconds()
     subprocess.run(
         [str(environment / "bin/pip"), "install", "-qq", str(wheel)],
         env=variables(constraints),
         check=True,
     )
-    return Installed(environment, constraints, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return Installed(environment, constraints, seconds, _cpu_seconds() - cpu_seconds)
+
+
+def _cpu_seconds() -> float:
+    """Return for how long processes that were started and waited for have computed."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def variables(constraints: Path) -> dict[str, str]:

@@ -23,8 +23,8 @@ from doc_pages import ROOT, Block, Output, blocks_of
 from doc_shells import Shell, saved_files, shell_session
 from walk.installed import Installed, overlay, variables
 
-START_SECONDS = 30.0
-PATIENCE_SECONDS = 20.0
+START_SECONDS = 120.0
+PATIENCE_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 SERVICE_PORT, PROVIDER_PORT = "7420", "7430"
 

@@ -39,13 +39,14 @@ def test_a_host_without_an_address_is_an_os_error(
 
 
 def test_a_lookup_that_hangs_keeps_its_place_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_end = threading.Event()
+    is_asked, may_end = threading.Event(), threading.Event()
     asked: list[str] = []
 
     def answer(host: str, *_: object, **__: object) -> list[Any]:
         asked.append(host)
         if host == "hangs.example":
-            may_end.wait(10)
+            is_asked.set()
+            may_end.wait(60)
         return FOUND
 
     monkeypatch.setattr(socket, "getaddrinfo", answer)
@@ -55,12 +56,13 @@ def test_a_lookup_that_hangs_keeps_its_place_until_it_ends(monkeypatch: pytest.M
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await lookup("hangs.example", 80)
+        assert await asyncio.to_thread(is_asked.wait, 30)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await lookup("other.example", 80)
         assert asked == ["hangs.example"]
         may_end.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             assert await lookup("other.example", 80) == ["93.184.216.34"]
 
     asyncio.run(scenario())

@@ -353,7 +353,7 @@ def test_one_interruption_of_a_resume_that_is_beginning_cancels_nothing(tmp_path
             backend.cancel = cancel  # type: ignore[method-assign]
             await asyncio.Event().wait()
 
-        backend.cancel = waits  # type: ignore[method-assign]
+        backend.cancel = waits  # type: ignore[method-assign,assignment]
         await asyncio.sleep(1)
         conductor.interrupt()
 

@@ -86,7 +86,7 @@ async def test_a_sync_answer_that_is_dropped_on_its_loop_frees_its_permit() -> N
         kept: list[Any] = [await asyncio.to_thread(opened)]
         kept.clear()
         # The thread may let go of the response a moment later, and its end is nobody's task here.
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await made.tracker.status(SCOPE)).reserved_tokens:
                 gc.collect()
                 await asyncio.sleep(0.01)
