@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +160,15 @@ async def gateway_service(
     inflight: int = 50,
     store: str = "memory:",
     options: Mapping[str, object] | None = None,
+    running: BillingUpstream | None = None,
 ) -> AsyncIterator[GatewayService]:
     """Start a provider and a service in front of it, and stop both in the end.
 
-    In the texts `{url}` and `{openai_url}` stand for the addresses of the provider.
+    In the texts `{url}` and `{openai_url}` stand for the addresses of the provider. One that is
+    `running` is used as it is, and other nodes find this one by its address.
     """
-    async with upstream or BillingUpstream() as provider:
+    started = upstream or BillingUpstream()
+    async with started if running is None else nullcontext(running) as provider:
         path = folder / "headgate.toml"
         filled = (text + upstreams + prices).replace("{url}", provider.url)
         filled = filled.replace("{openai_url}", provider.openai_url)
@@ -183,6 +186,8 @@ async def gateway_service(
                 drain_seconds=0.5,
             )
         )
+        if running is not None:
+            service.engine.node.address = f"http://127.0.0.1:{await port}"
         await service.engine.start()
         try:
             url = f"http://127.0.0.1:{await port}"

@@ -320,6 +320,7 @@ async def _work(
     finally:
         drain_seconds = service.config.settings.scheduler.drain_seconds
         if service.gateway is not None:
+            await engine.hand_over()
             # Calls write to the store when they end, so it is closed after them.
             await service.gateway.drain(drain_seconds)
             await service.gateway.close()

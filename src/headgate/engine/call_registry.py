@@ -83,6 +83,9 @@ NOTE_SECONDS = 1.0
 LOST_SECONDS = 2 * LEASE_SECONDS
 """A call is lost that was noted and that nobody has seen for so long, where several nodes run."""
 
+CONFIRM_SECONDS = 0.05
+"""How often a call that has its money looks whether the store has said who dispatches."""
+
 MAX_LATEST = 1_000
 """How many calls that have ended are kept in memory, for whoever asks before the store has them."""
 
@@ -327,9 +330,16 @@ class Calls:
         is_ledger_outside: bool,
         settled: Callable[[], None],
         leads: Callable[[], bool],
+        may_grant: Callable[[], bool],
+        node_id: Callable[[], str],
         is_shared: bool = False,
     ) -> None:
         self._leads = leads
+        self._may_grant = may_grant
+        self._node_id = node_id
+        self._noted_as = ""
+        self._elsewhere: dict[str, CallRecord] = {}
+        self._looking = asyncio.Lock()
         self._is_shared = is_shared
         self._names = count(1)
         self._ledger = ledger
@@ -365,6 +375,10 @@ class Calls:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def has(self, call_id: str) -> bool:
+        """Tell whether a call waits or runs here."""
+        return call_id in self._live
 
     def listen(self, listener: Callable[[CallRecord], None]) -> None:
         """Tell somebody of every call that has ended."""
@@ -408,7 +422,7 @@ class Calls:
             return
         state.choose_key = self.choose_key
         record, now = call.waiting_record(), self._now()
-        planned = state.start_call(record, call.hold, now)
+        planned = state.start_call(record, call.hold, now) if self._may_grant() else None
         if planned is not None:
             self.grant((planned,))
             return
@@ -424,7 +438,7 @@ class Calls:
         """Start what calls can start now, without waiting for the dispatcher's next round."""
         if not state.waiting_calls:
             return
-        planned = state.plan(self._now(), most=0)
+        planned = state.plan(self._now(), most=0) if self._may_grant() else ()
         if planned:
             self.grant(planned)
         if state.waiting_calls:
@@ -467,6 +481,7 @@ class Calls:
         if granted is not None:
             return granted
         if await self._drawn(call, planned):
+            await self._confirmed()
             return self._started(call, planned)
         answer: Reservation | Refused | None = call.reservation
         settlements = self._settlements
@@ -474,12 +489,18 @@ class Calls:
             answer = await self._reserve(call, planned)
         if isinstance(answer, Reservation):
             call.reservation = answer
+            await self._confirmed()
             return self._started(call, planned)
         self._not_reserved(call, planned, answer)
         if settlements != self._settlements:
             # What has been settled since may be room for it, and nobody will say so again.
             self._tell_settled()
         return None
+
+    async def _confirmed(self) -> None:
+        """Wait for the store to say who dispatches, if it has not for as long as that is sure."""
+        while self._leads() and not self._may_grant():  # noqa: ASYNC110 - a rare moment
+            await asyncio.sleep(CONFIRM_SECONDS)
 
     def _settled(self) -> None:
         """Tell those who wait for budgets that the ledger has changed."""
@@ -523,6 +544,7 @@ class Calls:
             if not draw.has_reservation:
                 call.reserved_name = ""
             self.tasks.has_grown(draw, call.id)
+            await self._confirmed()
         return self._started(call, planned)
 
     def _not_grown(
@@ -540,6 +562,9 @@ class Calls:
             self.refuse(loser.id, refusal_text(loser.task, refused))
 
     def _started(self, call: LiveCall, planned: Planned) -> Grant:
+        if self._is_shared and not self._leads():
+            # Its turn came here, and another node has given its permit to somebody by now.
+            raise NotDispatchingError("")
         now = self._now()
         held = call.held
         slot, key_rule = planned.used_slot, planned.key_rule
@@ -606,9 +631,11 @@ class Calls:
 
     def step_down(self) -> None:
         """Have those who wait ask the node that dispatches now; what runs here goes on."""
+        self._elsewhere.clear()
         for call in self._live.values():
             if not call.turn.done():
                 call.turn.set_exception(NotDispatchingError(""))
+        self._in_background(self.note_running())
 
     def refuse(self, call_id: str, error: str) -> None:
         """Refuse a call that waits: its budget has no room, and it will not wait for any."""
@@ -622,6 +649,7 @@ class Calls:
         It keeps its money as well, unless it is to wait or another model may cost something else.
         """
         self._withdraw(call)
+        self._forget_note(call)
         if not keeps_money or route.model != call.route.model:
             self._give_back(call)
             call.reservation = None
@@ -643,9 +671,24 @@ class Calls:
             call.change(state=CallState.WAITING)
             until = self._now() + seconds
             self._give_up(self._away.add(call.identity, call.record, until))
+        self.hand_over(call)
+
+    def hand_over(self, call: LiveCall) -> None:
+        """Let go of a call that goes on elsewhere, and free what it has."""
         self._leave(call)
         self._withdraw(call)
+        self._forget_note(call)
         self._give_back(call)
+
+    def _forget_note(self, call: LiveCall) -> None:
+        """Have the store know of a call that it does not run any more."""
+        if call.is_noted:
+            call.is_noted = False
+            self._in_background(self._not_running(call.id))
+
+    async def _not_running(self, call_id: str) -> None:
+        with suppress(StoreError):
+            await self._store.forget_running([call_id])
 
     def _give_up(self, records: Sequence[CallRecord]) -> None:
         """End calls whose client has not come back; nothing was charged for them."""
@@ -904,13 +947,22 @@ class Calls:
         while True:
             await asyncio.sleep(NOTE_SECONDS)
             await self.note_running()
+            if self._is_shared and self._leads():
+                with suppress(StoreError):
+                    await self.look_elsewhere()
             if self._now() >= renews_at:
                 renews_at = self._now() + LEASE_SECONDS / RENEWALS_PER_LEASE
                 await self.run_once()
 
     async def note_running(self, *, is_again: bool = False) -> None:
-        """Have the store know of calls that have run for a while; all of them, if again."""
-        since = self._now() - NOTE_SECONDS
+        """Have the store know of calls that have run for a while; all of them, if again.
+
+        While another node dispatches, this is how it knows what runs here.
+        """
+        is_alone = self._leads() or not self._is_shared
+        since = self._now() - (NOTE_SECONDS if is_alone else 0.0)
+        node_id = self._node_id()
+        is_again = is_again or node_id != self._noted_as
         found = [
             call
             for call in self._live.values()
@@ -918,12 +970,16 @@ class Calls:
             and call.record.state is CallState.RUNNING
             and (call.record.started_at or since) <= since
         ]
+        self._noted_as = node_id
         if not found:
             return
         for call in found:
             call.is_noted = True
-        with suppress(StoreError):
-            await self._store.note_running([call.record for call in found])
+        try:
+            await self._store.note_running([call.record for call in found], node_id=node_id)
+        except StoreError:
+            # Which of them it has is not known.
+            self._noted_as = ""
 
     async def end_lost(self, *, seen_before: float) -> None:
         """End the calls that a process has left behind which was killed."""
@@ -969,9 +1025,34 @@ class Calls:
         for call in self._live.values():
             if call.attempt is not None:
                 state.load_call(call.attempt)
+        for record in self._elsewhere.values():
+            state.load_call(attempt_of(record))
         for call in self._live.values():
             if call.attempt is None:
                 state.observe_call(call.waiting_record(), call.hold, now)
+
+    async def look_elsewhere(self) -> None:
+        """Learn which calls run at other nodes, which dispatched before, and which of them ended.
+
+        They have their permits until they end, or until their node is gone.
+        """
+        async with self._looking:
+            seen_after = self._now() - LEASE_SECONDS
+            records = await self._store.running_elsewhere(self._node_id(), seen_after=seen_after)
+            found = {one.id: one for one in records if one.id not in self._live}
+            gone = [one for one in self._elsewhere if one not in found]
+            ended = {one.id: one for one in await self._store.ended(gone)}
+            state, now = self._state(), self._now()
+            for call_id in gone:
+                del self._elsewhere[call_id]
+                if state is not None:
+                    _end_elsewhere(state, call_id, ended.get(call_id), now)
+            for record in found.values():
+                if record.id not in self._elsewhere and state is not None:
+                    state.load_call(attempt_of(record))
+                self._elsewhere[record.id] = record
+            if state is not None and gone:
+                self.plan(state)
 
     def close(self, closure: GateClosure) -> None:
         """Close a slot or an upstream for everybody, as an answer of its provider says."""
@@ -1021,8 +1102,8 @@ class Calls:
         return "" if call is None else call.route.model
 
     def live(self) -> Iterable[CallRecord]:
-        """Return the calls that wait and run."""
-        return [call.record for call in self._live.values()]
+        """Return the calls that wait and run, also those that run at a node that led before."""
+        return [*(call.record for call in self._live.values()), *self._elsewhere.values()]
 
     def kept(self) -> Iterable[CallRecord]:
         """Return the calls whose client is away, and whose place is kept."""
@@ -1038,7 +1119,9 @@ class Calls:
         if call is not None:
             return call.record
         kept = self._away.of_call(call_id)
-        return self._latest.get(call_id) if kept is None else kept[0]
+        if kept is not None:
+            return kept[0]
+        return self._elsewhere.get(call_id) or self._latest.get(call_id)
 
     def why(self, call_id: str, bounds: Bounds = UNBOUND) -> CallWhy | None:
         """Say why a call waits; None if it is not known here."""
@@ -1119,6 +1202,41 @@ def _may_draw(call: LiveCall, hold: Hold) -> bool:
 
 def _amounts_of(hold: Hold) -> Amounts:
     return Amounts(hold.micro_usd.amount, hold.tokens.amount)
+
+
+def attempt_of(record: CallRecord) -> InFlightAttempt:
+    """Return a call that runs elsewhere, as the dispatch state counts it."""
+    task = Task(
+        id=record.id,
+        project_id=record.project_id,
+        agent_id=record.agent_id,
+        priority=record.priority,
+        created_at=record.created_at,
+        scopes=record.scopes,
+        target=UPSTREAM_PREFIX + record.upstream,
+        slot=record.slot,
+        is_call=True,
+        parent_id=record.task_id,
+    )
+    tokens = record.reserved_tokens
+    return InFlightAttempt(task, 1, record.agent_id, "", tokens, tokens, record.slot)
+
+
+def _end_elsewhere(
+    state: DispatchState, call_id: str, record: CallRecord | None, now: float
+) -> None:
+    """Free what a call had that ran at another node; without a record its node is gone."""
+    tokens = micro_usd = 0
+    if record is not None:
+        tokens, micro_usd = record.tokens or 0, record.micro_usd or 0
+    state.end_call(
+        call_id,
+        now,
+        tokens=tokens,
+        micro_usd=micro_usd,
+        is_done=record is not None and record.state is CallState.DONE,
+        has_freed=True,
+    )
 
 
 def _task_of(draft: CallDraft) -> Task:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Protocol
 
 import structlog
@@ -77,6 +78,12 @@ class CallGrants(Protocol):
     def refuse(self, call_id: str, error: str) -> None:
         """Refuse a call that waits."""
 
+    async def note_running(self) -> None:
+        """Have the store know of calls that run here, for whoever dispatches next."""
+
+    async def look_elsewhere(self) -> None:
+        """Learn which calls run at other nodes, which dispatched before."""
+
 
 class Dispatcher:
     """Makes plans for all nodes, while this node is the elected one."""
@@ -110,6 +117,8 @@ class Dispatcher:
         self._loaded = asyncio.Event()
         self._epoch: int | None = None
         self._led = 0
+        self._leads_until = 0.0
+        self._is_held_up = False
         self.leads_since: float | None = None
         """Since when no other process has dispatched, as of the latest time that this one led."""
 
@@ -141,8 +150,21 @@ class Dispatcher:
         if self._epoch is not None:
             await self._loaded.wait()
 
-    def become_leader(self, node_id: str, epoch: int) -> None:
-        """Dispatch from now on, under this epoch."""
+    @property
+    def may_grant(self) -> bool:
+        """Whether no other node can dispatch at this moment, as the store said last.
+
+        A plan for tasks is applied by the store, which knows. Calls are started without asking it,
+        so a node that is cut off from it must stop by itself.
+        """
+        return asyncio.get_running_loop().time() < self._leads_until
+
+    def become_leader(self, node_id: str, epoch: int, *, until: float = inf) -> None:
+        """Dispatch from now on, under this epoch; `until` a time of the loop, if not again."""
+        self._leads_until = until
+        if self._is_held_up:
+            self._is_held_up = False
+            self._wake_up.wake()
         if (node_id, epoch) != (self._node_id, self._epoch):
             if self.leads_since is None or epoch > self._led + 1:
                 self.leads_since = self._store.now()
@@ -153,11 +175,16 @@ class Dispatcher:
     def step_down(self) -> None:
         """Dispatch no more; another node does."""
         if self._epoch is not None:
-            self._epoch = None
+            self._epoch, self._leads_until = None, 0.0
             self._start_anew()
             self._feed.close()
             if self._calls is not None:
                 self._calls.step_down()
+
+    async def note_calls(self) -> None:
+        """Have the store know of calls that run here, for whoever dispatches next."""
+        if self._calls is not None:
+            await self._calls.note_running()
 
     def observe(self, changed: Iterable[TaskRecord], closure: GateClosure | None = None) -> None:
         """Bring the state in line with records that changed.
@@ -271,7 +298,12 @@ class Dispatcher:
             self._observe(state, await self._store.give_up(epoch, attempts))
             # Rates count from when they are taken, and time has passed since.
             now = self._store.now()
-        planned = self._grant_calls(state.plan(now, most=MAX_PLANNED))
+        planned: list[Planned] = []
+        if self.may_grant:
+            planned = self._grant_calls(state.plan(now, most=MAX_PLANNED))
+        else:
+            # The next sign of life says who dispatches, and wakes this loop.
+            self._is_held_up = True
         if expirations:
             await self._drop_beside(expirations, planned, state, epoch)
         elif planned:
@@ -411,6 +443,8 @@ class Dispatcher:
         if load != self._loads:
             raise _ended_while_loading(epoch)
         state = await self._state_from(backlog, self._store.now())
+        if self._calls is not None and self._store.is_shared:
+            await self._calls.look_elsewhere()
         if load != self._loads:
             raise _ended_while_loading(epoch)
         self.dispatch_state = state

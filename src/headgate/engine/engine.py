@@ -244,6 +244,8 @@ class Engine:
             is_ledger_outside=self.ledger is not None,
             settled=self.ask_budgets,
             leads=lambda: self.dispatcher.is_leading,
+            may_grant=lambda: self.dispatcher.may_grant,
+            node_id=lambda: self.node.node_id,
             is_shared=self.store.is_shared,
         )
 
@@ -278,6 +280,11 @@ class Engine:
     def before_start(self, prepare: Preparation) -> None:
         """Have something done when the store is open, before anything is decided."""
         self._preparations.append(prepare)
+
+    async def hand_over(self) -> None:
+        """Take no more work, and have another node dispatch; calls that wait go on there."""
+        if self.store.is_shared:
+            await self._quietly(self.node.end())
 
     async def stop(self, *, drain_seconds: float) -> None:
         """Take no more work, let what runs finish, and leave; after that everything is closed."""

@@ -12,6 +12,7 @@ import asyncio
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from math import inf
 
 import structlog
 
@@ -79,8 +80,7 @@ class NodeLife:
         await self._store.join(node, lease_seconds=self._lease_seconds)
         self._store.watch(self.node_id, self._has_orders.set)
         self._store.watch(DISPATCHER, self._dispatcher.refresh)
-        if self._capacity:
-            await self._elect()
+        await self._elect()
 
     async def run(self) -> None:
         """Beat, elect and collect until cancelled."""
@@ -119,8 +119,7 @@ class NodeLife:
         )
         if not beat.is_alive:
             await self._come_back()
-        if self._capacity:
-            await self._elect()
+        await self._elect()
         await self._collect()
 
     async def fetch(self) -> None:
@@ -134,6 +133,8 @@ class NodeLife:
         self._capacity = 0
         self._has_ended = True
         self._dispatcher.step_down()
+        # Whoever dispatches next counts them from the start.
+        await self._dispatcher.note_calls()
         if self.node_id:
             await self._store.beat(self.node_id, capacity=0, lease_seconds=self._lease_seconds)
             await self._store.resign(self.node_id)
@@ -189,11 +190,14 @@ class NodeLife:
         await self.begin()
 
     async def _elect(self) -> None:
+        asked_at = asyncio.get_running_loop().time()
         election = await self._store.elect(self.node_id, lease_seconds=DISPATCHER_LEASE_SECONDS)
         self.leader_id, self.leader_address = election.node_id, election.address
         # One that stops may have asked before it did.
-        if election.node_id == self.node_id and not self._has_ended:
-            self._dispatcher.become_leader(self.node_id, election.epoch)
+        if election.node_id == self.node_id and self._capacity and not self._has_ended:
+            # The lease began when the store was asked, or later.
+            until = asked_at + DISPATCHER_LEASE_SECONDS if self._store.is_shared else inf
+            self._dispatcher.become_leader(self.node_id, election.epoch, until=until)
         else:
             self._dispatcher.step_down()
 

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, NoReturn, TypedDict, cast
 from urllib.parse import unquote, urlsplit
 from weakref import ref
 
@@ -36,6 +36,7 @@ from headgate.api.api import Api, Route
 from headgate.api.budgets import check_own_scopes
 from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, api_error_of
+from headgate.api.forwarding import FORWARDED
 from headgate.api.http.request import ClientGoneError, Head, Request
 from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
@@ -63,7 +64,7 @@ from headgate.engine.call_registry import (
 )
 from headgate.engine.call_registry import Route as CallRoute
 from headgate.engine.task_calls import Offer, TaskAttempt
-from headgate.errors import CallerError, HeadgateError
+from headgate.errors import CallerError, HeadgateError, NotDispatchingError
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
@@ -96,7 +97,15 @@ from headgate.gateway.protocols import (
     upstream_headers,
     upstream_query,
 )
-from headgate.gateway.relay import LeaderRelay, NotRelayedError, relayed_headers
+from headgate.gateway.relay import (
+    PLACE,
+    LeaderRelay,
+    NotRelayedError,
+    Place,
+    as_comment,
+    relayed_headers,
+    split_comment,
+)
 from headgate.gateway.remaining import RemainingBudgets
 from headgate.gateway.request_body import RequestBody
 from headgate.gateway.routing import (
@@ -151,6 +160,9 @@ RETRY_AFTER_SECONDS = 55
 STOP_SECONDS = 5
 """After so long a client may come back that was sent away because the service stops."""
 
+LEADER_LOOK_SECONDS = 0.1
+"""How often a node that does not decide looks who does, while nobody takes a call."""
+
 MAX_STORED = 10_000
 MAX_ID_PLACE = 4_096
 """How many stored responses are remembered, and where in an answer its id is looked for."""
@@ -191,7 +203,9 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     has gone, or is late to come back. A call with several members looks for an open one every
     `reroute_seconds`. An answer whose client has gone is read on for `drain_seconds` at most. The
     body of a call that waits is kept in memory for `memory_seconds`. A stream waits for a client
-    that takes it too slowly for `slow_seconds` in all; then it counts as gone.
+    that takes it too slowly for `slow_seconds` in all; then it counts as gone. A call that no node
+    decides about, because they change places, is kept for `leader_seconds`, and for
+    `stopping_seconds` where this one stops and may have been the last.
     """
 
     open_seconds: float = 5.0
@@ -201,10 +215,20 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     drain_seconds: float = 300.0
     memory_seconds: float = 2.0
     slow_seconds: float = 60.0
+    leader_seconds: float = 15.0
+    stopping_seconds: float = 4.0
 
 
 class _ClientLeft(Exception):  # noqa: N818 - it is no error
     """The client of a call has gone."""
+
+
+class _HandedOver(Exception):  # noqa: N818 - it is no error
+    """Another node decides about a call that waits; it keeps its place."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
 
 
 class _Refusal(Exception):  # noqa: N818 - it becomes an answer
@@ -248,6 +272,10 @@ class Client:
         """What makes the events of its stream, once it has one."""
 
         self.live: LiveCall | None = None
+        self.place: Place | None = None
+        """The place that its call has kept from another node."""
+
+        self._body: bytes | None = None
         self._gone: asyncio.Future[None] | None = None
         request.when_gone(self._note_gone)
 
@@ -266,6 +294,15 @@ class Client:
         self.has_gone = True
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
+
+    async def whole_body(self) -> bytes:
+        """Return what the client has sent; it is not kept here."""
+        body, self._body = self._body, None
+        return await self.request.whole_body() if body is None else body
+
+    def read_again(self, body: bytes) -> None:
+        """Keep the body for whoever answers instead."""
+        self._body = body
 
     async def head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Send the head of an answer; what follows is sent in pieces."""
@@ -462,6 +499,7 @@ class Gateway:
         calls.is_paused = self._is_paused
         self._identities = Identities()
         self._in_hand = Pool(MAX_CALLS)
+        self._relayed = 0
         self._settings = settings
         self._task_targets = gateway_targets(settings.all_targets)
         self._set_escrow()
@@ -510,7 +548,7 @@ class Gateway:
         self._tell_waiting()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                while self._in_hand.taken:
+                while self._in_hand.taken or self._relayed:
                     self._idle.clear()
                     await self._idle.wait()
 
@@ -555,17 +593,45 @@ class Gateway:
             await _fail(client, protocol, _Refusal(Failure.INTERNAL, "an error of the gateway"))
 
     async def _serve(self, client: Client, prefixed: Path) -> None:
-        request, path = client.request, prefixed.rest
+        """Answer a request, or have the node that decides answer it, whichever that is by then."""
+        request = client.request
         if request.method == "HEAD":
             await client.whole(_OK, [], b"")
             return
-        if advice := _base_url_advice(path):
-            raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {path}: {advice}")
-        dispatcher = self._api.engine.dispatcher
-        if not dispatcher.is_leading and self._api.engine.store.is_shared:
-            await self._pass_on(client)
+        if advice := _base_url_advice(prefixed.rest):
+            raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {prefixed.rest}: {advice}")
+        if not self._api.engine.store.is_shared:
+            await self._answer(client, prefixed)
             return
-        if self._recalled != dispatcher.leads_since:
+        now = asyncio.get_running_loop().time
+        if request.header(FORWARDED):
+            client.place = await self._read_place(request.header(PLACE))
+        gives_up_at = now() + self.patience.leader_seconds
+        while True:
+            since = now()
+            try:
+                if self._api.engine.dispatcher.is_leading:
+                    await self._answer(client, prefixed)
+                    return
+                if request.header(FORWARDED):
+                    await self._send_back(client)
+                    return
+                await self._pass_on(client)
+            except _HandedOver as handed_over:
+                client.place = handed_over.place
+            else:
+                return
+            if request.header(FORWARDED):
+                continue
+            if now() - since > LEADER_LOOK_SECONDS:
+                # Somebody had it until now.
+                gives_up_at = now() + self.patience.leader_seconds
+            await self._until_decided(client, gives_up_at)
+
+    async def _answer(self, client: Client, prefixed: Path) -> None:
+        """Answer a request at the node that decides."""
+        request, path = client.request, prefixed.rest
+        if self._recalled != self._api.engine.dispatcher.leads_since:
             await self._recall()
         who = await self._sender(request, prefixed)
         protocol = protocol_of(path)
@@ -607,15 +673,74 @@ class Gateway:
             self._under_way = {**under_way, **self._under_way}
             self._recalled = led_since
 
+    async def _until_decided(self, client: Client, gives_up_at: float) -> None:
+        """Wait until some node may decide about a call; raise a refusal if that takes too long."""
+        now = asyncio.get_running_loop().time
+        if self._is_stopping:
+            gives_up_at = min(gives_up_at, now() + self.patience.stopping_seconds)
+        node, dispatcher = self._api.engine.node, self._api.engine.dispatcher
+        while True:
+            if now() >= gives_up_at:
+                raise _stopping() if self._is_stopping else _undecided()
+            await asyncio.wait((client.gone,), timeout=LEADER_LOOK_SECONDS)
+            if client.has_gone:
+                raise ClientGoneError
+            is_elsewhere = node.leader_address and node.leader_id != node.node_id
+            if dispatcher.is_leading or is_elsewhere:
+                return
+
+    async def _read_place(self, value: bytes) -> Place | None:
+        if not value:
+            return None
+        return Place.read(value, await self._calls.tasks.secret_for("places of calls"))
+
+    async def _signed(self, place: Place | None) -> bytes:
+        if place is None:
+            return b""
+        return place.signed(await self._calls.tasks.secret_for("places of calls"))
+
+    async def _send_back(self, client: Client) -> None:
+        """Send a call back to the node that has its client: it is not decided about here."""
+        if client.place is None:
+            client.place = Place(self._calls.new_call_id(), self._api.engine.now())
+        signed = await self._signed(client.place)
+        if client.has_head:
+            await client.piece(as_comment(signed))
+            await client.end()
+            return
+        refusal = _undecided()
+        protocol = protocol_of(split_prefix(client.request.raw_path()).rest) or Protocol.CHAT
+        answer = error_answer(protocol, refusal.failure, refusal.message)
+        await client.whole(answer.status, [_JSON, *answer.headers, (PLACE, signed)], answer.body)
+
     async def _pass_on(self, client: Client) -> None:
         """Pass a request on to the node that decides, and its answer back as it comes."""
+        address = self._api.engine.node.leader_address
+        body = await client.whole_body()
+        if not address:
+            self._ask_again(client, body)
+        self._relayed += 1
+        try:
+            await self._relay_to(address, client, body)
+        finally:
+            self._relayed -= 1
+            self._idle.set()
+
+    def _ask_again(self, client: Client, body: bytes, place: Place | None = None) -> NoReturn:
+        """Have a call wait for another node to decide; none has had it, or one has sent it back."""
+        client.read_again(body)
+        place = place or client.place
+        raise _HandedOver(place or Place(self._calls.new_call_id(), self._api.engine.now()))
+
+    async def _relay_to(self, address: str, client: Client, body: bytes) -> None:
         request = client.request
-        body = await request.whole_body()
         query = request.query_string()
         path = request.raw_path() + (f"?{query}" if query else "")
-        address = self._api.engine.node.leader_address
+        place = await self._signed(client.place)
         sending = asyncio.ensure_future(
-            self._leader.send(address, request.method, path, request.all_headers(), body)
+            self._leader.send(
+                address, request.method, path, request.all_headers(), body, place=place
+            )
         )
         await asyncio.wait((sending, client.gone), return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():
@@ -624,18 +749,37 @@ class Gateway:
             return
         try:
             sent = sending.result()
-        except NotRelayedError:
+        except NotRelayedError as error:
+            if not error.was_sent:
+                self._ask_again(client, body)
             line = "the node that decides cannot be asked; try again in a moment"
             raise _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS) from None
         with sent as response:
+            kept = await self._read_place(response.header(PLACE))
+            if kept is not None:
+                self._ask_again(client, body, kept)
+            await self._relay_answer(client, body, response)
+
+    async def _relay_answer(self, client: Client, body: bytes, response: UpstreamResponse) -> None:
+        is_stream = response.header(b"content-type").startswith(b"text/event-stream")
+        if not client.has_head:
             await client.head(response.status, relayed_headers(response))
-            try:
-                while not client.has_gone and (piece := await response.read()):
-                    await client.piece(piece)
-            except UpstreamError:
-                # The connection is closed then, and the client notices that there is no end.
-                return
-            await client.end()
+        elif not is_stream:
+            # Its stream is open, so this is an error, which it has to be told in the stream.
+            raise _undecided()
+        sent_back = b""
+        try:
+            while not client.has_gone and (piece := await response.read()):
+                if is_stream and piece.endswith(b"\n\n"):
+                    piece, sent_back = split_comment(piece)
+                await client.piece(piece)
+        except UpstreamError:
+            # The connection is closed then, and the client notices that there is no end.
+            return
+        place = await self._read_place(sent_back)
+        if place is not None and not client.has_gone:
+            self._ask_again(client, body, place)
+        await client.end()
 
     async def _at_upstream(self, client: Client, sender: Sender, path: str) -> None:
         """Answer what was sent to one upstream by its name; its version may be in the path."""
@@ -772,7 +916,7 @@ class Gateway:
 
     async def _asked(self, client: Client, sender: Sender, protocol: Protocol) -> Asked:
         """Read a call; a large body is read while others go on."""
-        body = await client.request.whole_body()
+        body = await client.whole_body()
         is_large = _is_large(body)
         if is_large:
             read = await asyncio.to_thread(_read_large, protocol, body)
@@ -888,6 +1032,8 @@ class Gateway:
             self.sessions.leave(draft.record.id)
             raise
         try:
+            if asked.client.place is not None and asked.client.place.is_open:
+                await self._go_on(asked, live, asked.client.place)
             await self._until_answered(asked, live)
         except _ClientLeft:
             self._calls.go_away(live, seconds=self.patience.kept_seconds)
@@ -902,6 +1048,11 @@ class Gateway:
             over_budget = _of_budget(error)
             self._not_answered(live, over_budget)
             raise over_budget from None
+        except NotDispatchingError:
+            self._calls.hand_over(live)
+            asked.client.read_again(await asked.body.read())
+            events = -1 if asked.client.relay is None else asked.client.relay.events
+            raise _HandedOver(Place(live.id, live.record.created_at, events)) from None
         except asyncio.CancelledError:
             self._lose(asked, live, "the service stopped")
             raise
@@ -912,6 +1063,14 @@ class Gateway:
             self.sessions.leave(live.id)
             if live.record.state.has_ended:
                 self._observe(asked, live.record)
+
+    async def _go_on(self, asked: Asked, live: LiveCall, place: Place) -> None:
+        """Go on with a stream that another node has opened, or this one before it was none."""
+        client = asked.client
+        self._relay(asked, live).go_on(place.events)
+        if not client.has_head:
+            headers = [(b"content-type", EVENT_STREAM), *self._headers(asked, live)]
+            await client.head(_OK, headers)
 
     def _observe(self, asked: Asked, record: CallRecord) -> None:
         """Show metrics and traces a call that has ended."""
@@ -935,8 +1094,12 @@ class Gateway:
         now = self._api.engine.now()
         hold = self._hold(asked, name)
         identity = _identity(asked)
+        place = asked.client.place
+        if place is None or self._calls.has(place.call_id):
+            kept_id = self._calls.kept_id(identity)
+            place = Place(kept_id or self._calls.new_call_id(), now)
         record = CallRecord(
-            id=self._calls.kept_id(identity) or self._calls.new_call_id(),
+            id=place.call_id,
             project_id=who.project_id,
             agent_id=who.agent_id,
             model=call.model,
@@ -950,7 +1113,7 @@ class Gateway:
             session=asked.session,
             token_id="" if task is not None else asked.sender.caller.token_id,
             task_id=None if task is None else task.task.id,
-            created_at=now,
+            created_at=place.created_at,
         )
         tokens = hold.tokens.amount or self._estimates.input_tokens(call, name, who.project_id)
         return CallDraft(
@@ -1892,6 +2055,11 @@ def _no_key(upstream: Upstream) -> _Refusal:
 
 def _stopping() -> _Refusal:
     line = "the service is stopping; try again in a moment"
+    return _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS)
+
+
+def _undecided() -> _Refusal:
+    line = "no node decides about calls at this moment; try again in a moment"
     return _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS)
 
 

@@ -332,6 +332,16 @@ class StreamRelay:
 
     # What is made here, while the call waits or when it fails.
 
+    @property
+    def events(self) -> int:
+        """How many events were sent that have a number; -1 while it is not open."""
+        return self._sequence if self.is_open else -1
+
+    def go_on(self, events: int) -> None:
+        """Go on with a stream that was opened elsewhere, after so many events."""
+        self.is_open = True
+        self._sequence = events
+
     def open(self) -> bytes:
         """Return the events that begin an answer; the rest of the stream continues them."""
         if self.is_open:

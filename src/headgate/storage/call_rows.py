@@ -43,7 +43,7 @@ from headgate.errors import (
 )
 from headgate.storage import ledger, task_calls
 from headgate.storage.finish import is_overrun
-from headgate.storage.migrations import first_migration
+from headgate.storage.migrations import Migration, first_migration
 from headgate.storage.schema import TASK_COLUMNS
 from headgate.storage.task_ids import PREFIX, first_id_at
 from headgate.storage.transaction import Access, Insert, Lookup, Row, Transaction, Value, about
@@ -74,9 +74,12 @@ CREATE TABLE running_calls (
 ) {by_key}
 """
 
+_NODE_OF_RUNNING = "ALTER TABLE running_calls ADD COLUMN node_id TEXT NOT NULL DEFAULT ''"
+
 MIGRATIONS = (
     first_migration(_TABLES),
     msgspec.structs.replace(first_migration(_RUNNING_TABLE), number=2),
+    Migration(number=3, sqlite=(_NODE_OF_RUNNING,), postgres=(_NODE_OF_RUNNING,)),
 )
 
 _ROWS = Insert(
@@ -96,13 +99,21 @@ _ROWS = Insert(
 
 _RUNNING = Insert(
     table="running_calls",
-    columns=(("id", "TEXT"), ("seen_at", "DOUBLE PRECISION"), ("record", "TEXT")),
+    columns=(
+        ("id", "TEXT"),
+        ("seen_at", "DOUBLE PRECISION"),
+        ("record", "TEXT"),
+        ("node_id", "TEXT"),
+    ),
     key=("id",),
-    updated=("seen_at",),
+    updated=("seen_at", "node_id"),
 )
 
 MAX_LOST = 1_000
 """How many calls are ended at a time that a crash has left behind."""
+
+MAX_ELSEWHERE = 20_000
+"""How many calls are counted that run at other nodes than the one that dispatches."""
 
 LOST = "the service ended while the call ran; nobody knows its outcome"
 """What is said of a call that a crash has left behind."""
@@ -312,14 +323,35 @@ def correct(
     return True
 
 
-# Calls that run, as far as a crash is to leave a row of them.
+# Calls that run: a crash is to leave a row of them, and the next dispatcher to count them.
 
 
-def note_running(transaction: Transaction, now: float, *, packed: bytes) -> None:
-    """Note calls that run, or that they still do."""
+def note_running(transaction: Transaction, now: float, *, packed: bytes, node_id: str) -> None:
+    """Note calls that run at a node, or that they still do."""
     records = [cleaned(one) for one in _unpack_records.decode(packed)]
-    rows = [(one.id, now, _encoder.encode(one).decode()) for one in records]
+    rows = [(one.id, now, _encoder.encode(one).decode(), node_id) for one in records]
     transaction.insert_all([(_RUNNING, rows)])
+
+
+def forget_running(transaction: Transaction, _now: float, *, ids: Sequence[str]) -> None:
+    """Forget that calls run: they wait again, or have gone."""
+    transaction.run(_FORGET_RUNNING, ids)
+
+
+def running_elsewhere(
+    transaction: Transaction, *, node_id: str, now: float, seen_after: float
+) -> tuple[CallRecord, ...]:
+    """Return the calls that run at nodes which are alive, but for those of one node."""
+    values = (node_id, now, seen_after, MAX_ELSEWHERE)
+    rows = transaction.read(_RUNNING_ELSEWHERE, values)
+    return tuple(_records.decode(row[0]) for row in rows)
+
+
+_RUNNING_ELSEWHERE = (
+    "SELECT record FROM running_calls JOIN nodes ON nodes.id = running_calls.node_id"
+    " WHERE running_calls.node_id <> ? AND lease_until > ? AND seen_at > ?"
+    " ORDER BY running_calls.id LIMIT ?"
+)
 
 
 def end_lost(
@@ -606,13 +638,17 @@ def get(transaction: Transaction, *, call_id: str) -> CallRecord | None:
     return _records.decode(rows[0][0]) if rows else None
 
 
+def ended_of(transaction: Transaction, *, ids: Sequence[str]) -> tuple[CallRecord, ...]:
+    """Return those of some calls that have ended."""
+    return tuple(_records.decode(row[1]) for row in transaction.read(_KNOWN, ids)) if ids else ()
+
+
 def latest(transaction: Transaction, *, most: int) -> tuple[CallRecord, ...]:
     """Return the calls that came last, the oldest of them first."""
     rows = transaction.read("SELECT record FROM calls ORDER BY id DESC LIMIT ?", (most,))
     return tuple(_records.decode(row[0]) for row in reversed(rows))
 
 
-_RECORDS = about("SELECT id, record FROM calls", "id")
 _COLUMNS = "id, agent_id, model, upstream, state, slot, task_id"
 
 
@@ -629,7 +665,7 @@ def find(transaction: Transaction, query: CallQuery) -> CallPage:
         sql = f"SELECT id {part} LIMIT ?"
     found = [row[0] for row in transaction.read(sql, (*bounds, *values, query.limit + 1))]
     ids = found[: query.limit]
-    texts: dict[str, str] = dict(transaction.read(_RECORDS, ids))
+    texts: dict[str, str] = dict(transaction.read(_KNOWN, ids))
     next_before = ids[-1] if len(found) > query.limit else None
     if next_before is None and conditions:
         further = f"SELECT id {part} LIMIT 2 OFFSET {MAX_LOOKED_AT - 1}"
@@ -774,9 +810,24 @@ class CallStore:
         """Book what a call cost in place of what was assumed; False if nothing was changed."""
         return await self._access.run(partial(correct, record=record, settle=settle))
 
-    async def note_running(self, records: Sequence[CallRecord]) -> None:
-        """Note calls that run, or that they still do."""
-        await self._access.run(partial(note_running, packed=_pack.encode(records)))
+    async def note_running(self, records: Sequence[CallRecord], *, node_id: str = "") -> None:
+        """Note calls that run at a node, or that they still do."""
+        packed = _pack.encode(records)
+        await self._access.run(partial(note_running, packed=packed, node_id=node_id))
+
+    async def forget_running(self, ids: Sequence[str]) -> None:
+        """Forget that calls run: they wait again, or have gone."""
+        await self._access.run(partial(forget_running, ids=ids))
+
+    async def running_elsewhere(self, node_id: str, *, seen_after: float) -> tuple[CallRecord, ...]:
+        """Return the calls that run at other nodes which are alive, as far as they were noted."""
+        now = self._access.now()
+        question = partial(running_elsewhere, node_id=node_id, now=now, seen_after=seen_after)
+        return await self._access.ask(question)
+
+    async def ended(self, ids: Sequence[str]) -> tuple[CallRecord, ...]:
+        """Return those of some calls that have ended."""
+        return await self._access.ask(partial(ended_of, ids=ids))
 
     async def end_lost(self, seen_before: float, without: Sequence[str]) -> list[CallRecord]:
         """End calls that were noted and not seen since a time, but for those named; return them."""

@@ -282,16 +282,23 @@ _DEPOSE = "UPDATE dispatcher SET node_id = '', lease_until = 0, address = '' WHE
 
 
 def elect(transaction: Transaction, node_id: str, *, now: float, lease_seconds: float) -> Election:
-    """Become the dispatcher if nobody is, stay it if the node is; return who it is."""
+    """Become the dispatcher if nobody is, stay it if the node is; return who it is.
+
+    A node that takes no tasks does not stand: it has been told not to, or is leaving.
+    """
     last = _last(transaction)
     has_holder = last.lease_until > now
     if has_holder and last.node_id != node_id:
         return last
+    rows = transaction.read("SELECT capacity, address FROM nodes WHERE id = ?", (node_id,))
+    capacity, address = rows[0] if rows else (None, "")
+    if capacity == 0:
+        return last if has_holder else Election(node_id=NOBODY, epoch=last.epoch, lease_until=0.0)
     elected = Election(
         node_id=node_id,
         epoch=last.epoch if has_holder else last.epoch + 1,
         lease_until=now + lease_seconds,
-        address=_address(transaction, node_id),
+        address=address,
     )
     row = (elected.node_id, elected.epoch, elected.lease_until, elected.address)
     transaction.run(_WRITE, row)
@@ -338,11 +345,6 @@ def to_election(rows: Sequence[Row]) -> Election:
         return Election(node_id=NOBODY, epoch=0, lease_until=0.0)
     node_id, epoch, lease_until, address = rows[0]
     return Election(node_id=node_id, epoch=epoch, lease_until=lease_until, address=address)
-
-
-def _address(transaction: Transaction, node_id: str) -> str:
-    rows = transaction.read("SELECT address FROM nodes WHERE id = ?", (node_id,))
-    return rows[0][0] if rows else ""
 
 
 def _holder(last: Election, now: float) -> str:

@@ -1,0 +1,300 @@
+"""Another node decides: what becomes of calls that wait and run, on two nodes over PostgreSQL.
+
+Both nodes are in this process, each with connections of its own. The first one decides until it
+resigns, as a drain does, or until it is cut off from the store for longer than its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import httpx2
+import pytest
+
+from budgets.fault_proxy import FaultProxy, running_proxy
+from budgets.servers import PostgresServer
+from gateway.billing_upstream import BillingUpstream
+from gateway.gateway_service import (
+    ANTHROPIC_KEY,
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    GatewayService,
+    asking,
+    gateway_service,
+)
+from headgate.engine import node as node_module
+from headgate.gateway.gateway import Patience
+
+LEASE_SECONDS = 1.0
+BUDGET = """
+[scheduler]
+node_lease_seconds = 60.0
+
+[projects.team]
+
+[budgets."project:team"]
+limit_usd = "5"
+"""
+WITHOUT_ESCROW = "[gateway]\nescrow = false\n"
+CHANGES = ("resigned", "cut off")
+TEAM = f"/p/team{MESSAGES}"
+
+
+class StoreLink(FaultProxy):
+    """The way of one node to the store, which may pass nothing for a while."""
+
+    def __init__(self, socket_path: Path) -> None:
+        super().__init__(socket_path, markers=(), seed=1)
+        self._passes = asyncio.Event()
+        self._passes.set()
+
+    def hold(self) -> None:
+        """Pass nothing, and close nothing: what is sent arrives later."""
+        self._passes.clear()
+
+    def release(self) -> None:
+        """Pass everything."""
+        self._passes.set()
+
+    async def _requests(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _: asyncio.Event
+    ) -> None:
+        await self._pump(reader, writer)
+
+    async def _replies(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, _: asyncio.Event
+    ) -> None:
+        await self._pump(reader, writer)
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while chunk := await reader.read(65_536):
+            await self._passes.wait()
+            writer.write(chunk)
+            await writer.drain()
+
+    def through(self, url: str) -> str:
+        """Return the address of the same schema by this way."""
+        parts = urlsplit(url)
+        given = dict(parse_qsl(parts.query)) | {"host": "127.0.0.1", "port": str(self.port)}
+        query = urlencode(given, quote_via=quote)
+        return f"postgresql://postgres@/postgres?{query}"
+
+
+class TwoNodes:
+    """Two nodes before one provider; the first decides."""
+
+    def __init__(
+        self, first: GatewayService, second: GatewayService, link: StoreLink, up: BillingUpstream
+    ) -> None:
+        self.first, self.second = first, second
+        self.link = link
+        self.upstream = up
+
+    async def change(self, kind: str) -> None:
+        """Have the second node decide."""
+        if kind == "resigned":
+            await self.first.service.engine.hand_over()
+        else:
+            self.link.hold()
+        await self.second.until(lambda: self.second.service.engine.dispatcher.is_leading)
+        await self.second.until(lambda: self.second.calls._state() is not None)
+
+    async def come_back(self) -> None:
+        """Let the first node ask the store again, and wait until it knows who decides."""
+        self.link.release()
+        await self.first.until(lambda: not self.first.service.engine.dispatcher.is_leading)
+
+    async def begin(self, path: str, *, is_noted: bool) -> asyncio.Task[httpx2.Response]:
+        """Have a call run at the first node until `later`, long enough to be noted in the store.
+
+        A node that is cut off cannot say what it has begun within the last second.
+        """
+        running = self.first.start(path, "[[until later]] one")
+        await self.first.until(lambda: len(self.upstream.requests) == 1)
+        if is_noted:
+            (call,) = self.first.calls._live.values()
+            call.change(started_at=(call.record.started_at or 0.0) - 10.0)
+            await self.first.calls.note_running()
+        return running
+
+    async def check_books(self) -> None:
+        """Hold the books of both nodes against the bill, when everything has ended."""
+        for one in (self.first, self.second):
+            await one.until_idle()
+        billed = sum(charge.tokens for charge in self.upstream.bill)
+        status = await self.second.status("project:team")
+        assert status["spentTokens"] + status["overrunTokens"] == billed
+        assert float(status["reservedUsd"]) == 0
+        state = self.second.calls._state()
+        assert state is not None
+        await self.second.until(lambda: not state.in_flight.calls)
+        assert not state.in_flight.by_slot
+        assert not any(state.in_flight.active.values())
+
+
+@asynccontextmanager
+async def two_nodes(
+    folder: Path, server: PostgresServer, text: str = BUDGET, *, inflight: int = 1
+) -> AsyncIterator[TwoNodes]:
+    """Start two nodes; the first one decides."""
+    url = server.new_schema()
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+    async with (
+        BillingUpstream() as upstream,
+        running_proxy(StoreLink(server.socket_path)) as link,
+    ):
+        assert isinstance(link, StoreLink)
+        async with (
+            gateway_service(
+                folder / "first",
+                text,
+                store=link.through(url),
+                inflight=inflight,
+                running=upstream,
+            ) as first,
+            gateway_service(
+                folder / "second", text, store=url, inflight=inflight, running=upstream
+            ) as second,
+        ):
+            assert first.service.engine.dispatcher.is_leading
+            assert not second.service.engine.dispatcher.is_leading
+            try:
+                yield TwoNodes(first, second, link, upstream)
+            finally:
+                link.release()
+
+
+@pytest.fixture(autouse=True)
+def _short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "DISPATCHER_LEASE_SECONDS", LEASE_SECONDS)
+
+
+@pytest.mark.parametrize("escrow", ["", WITHOUT_ESCROW])
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_a_call_that_runs_at_a_node_that_led_has_its_permit_and_is_booked_once(
+    tmp_path: Path, postgres: PostgresServer, kind: str, escrow: str
+) -> None:
+    async with two_nodes(tmp_path, postgres, BUDGET + escrow) as nodes:
+        running = await nodes.begin(TEAM, is_noted=kind == "cut off")
+        await nodes.change(kind)
+        waiting = nodes.second.start(TEAM, "two")
+        await nodes.second.until_waiting()
+        (own,) = [one for one in nodes.second.calls.live() if one.state.value == "waiting"]
+        why = nodes.second.calls.why(own.id)
+        assert why is not None
+        assert "max_inflight" in why.reasons[0].message
+        listed = (await nodes.second.client.get("/calls?state=running")).json()["calls"]
+        assert len(listed) == 1
+        nodes.upstream.releases.add("later")
+        assert (await running).status_code == 200
+        await nodes.come_back()
+        assert (await waiting).status_code == 200
+        assert nodes.upstream.accounts[ANTHROPIC_KEY].most_running == 1
+        await nodes.check_books()
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("path", [MESSAGES, CHAT, RESPONSES])
+async def test_a_call_that_waits_keeps_its_place_when_another_node_decides(
+    tmp_path: Path, postgres: PostgresServer, kind: str, path: str, *, is_stream: bool
+) -> None:
+    """Whether its client is at the node that decided, or at another one that passes it on."""
+    path = f"/p/team{path}"
+    async with two_nodes(tmp_path, postgres) as nodes:
+        for one in (nodes.first, nodes.second):
+            one.gateway.patience = Patience(open_seconds=0.05, keep_alive_seconds=0.2)
+        running = await nodes.begin(path, is_noted=kind == "cut off")
+        waiting = []
+        for number, node in enumerate((nodes.first, nodes.second)):
+            waiting.append(Waiter(node, path, f"[[mark {number}]]", is_stream=is_stream))
+            await nodes.first.until_waiting(number + 1)
+        ids = [one.id for one in nodes.first.calls.live() if one.state.value == "waiting"]
+        for waiter in waiting if is_stream else ():
+            await waiter.opened.wait()
+        await nodes.change(kind)
+        if kind == "cut off":
+            await nodes.come_back()
+        await nodes.second.until_waiting(2)
+        moved = [one.id for one in nodes.second.calls.live() if one.state.value == "waiting"]
+        assert sorted(moved) == sorted(ids)
+        waiting.append(Waiter(nodes.second, path, "[[mark 2]]", is_stream=is_stream))
+        await nodes.second.until_waiting(3)
+        nodes.upstream.releases.add("later")
+        assert (await running).status_code == 200
+        for waiter in waiting:
+            text = await waiter.text
+            assert "42" in text
+            assert text.count('"type":"message_start"') <= 1
+            assert text.count('"type":"response.created"') <= 1
+            assert "x-headgate-place" not in text
+        assert [one.mark for one in nodes.upstream.bill[1:]] == ["0", "1", "2"]
+        assert max(account.most_running for account in nodes.upstream.accounts.values()) == 1
+        await nodes.check_books()
+
+
+class Waiter:
+    """A client that waits for an answer, and says when its stream is open."""
+
+    def __init__(self, node: GatewayService, path: str, prompt: str, *, is_stream: bool) -> None:
+        self.opened = asyncio.Event()
+        fields = {"store": False} if path.endswith(RESPONSES) else {}
+        self._body = asking(path, prompt, is_stream=is_stream, **fields)
+        self.text = asyncio.create_task(self._ask(node, path))
+
+    async def _ask(self, node: GatewayService, path: str) -> str:
+        text = ""
+        async with node.client.stream("POST", path, json=self._body) as answer:
+            assert answer.status_code == 200
+            assert "x-headgate-place" not in answer.headers
+            async for piece in answer.aiter_text():
+                text += piece
+                self.opened.set()
+        return text
+
+
+async def test_a_node_that_is_cut_off_from_the_store_grants_nothing_after_its_lease(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """It has money in memory that it could draw on, and permits that the other node has now."""
+    async with two_nodes(tmp_path, postgres, inflight=2) as nodes:
+        assert (await nodes.first.ask(TEAM, "warm")).status_code == 200
+        await nodes.change("cut off")
+        late = nodes.first.start(TEAM, "[[mark late]]")
+        await nodes.first.until_waiting()
+        assert (await nodes.second.ask(TEAM, "[[mark here]]")).status_code == 200
+        assert [one.mark for one in nodes.upstream.bill[1:]] == ["here"]
+        await nodes.come_back()
+        assert (await late).status_code == 200
+        await nodes.check_books()
+
+
+async def test_a_call_that_no_node_decides_about_waits_for_one(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    async with two_nodes(tmp_path, postgres) as nodes:
+        first = nodes.first.service.engine
+        nodes.second.service.engine.node.leader_address = ""
+        waiting = nodes.second.start(TEAM, "[[mark one]]")
+        assert (await waiting).status_code == 200
+        assert first.dispatcher.is_leading
+        await first.hand_over()
+        answers = await asyncio.gather(
+            *(node.ask(TEAM, "two") for node in (nodes.first, nodes.second))
+        )
+        assert [one.status_code for one in answers] == [200, 200]
+        await nodes.check_books()
+
+
+async def test_a_client_cannot_make_up_a_place(tmp_path: Path, postgres: PostgresServer) -> None:
+    async with two_nodes(tmp_path, postgres) as nodes:
+        forged = {"x-headgate-place": "call-0;1.0;-1;00", "x-headgate-forwarded": "1"}
+        answer: httpx2.Response = await nodes.first.ask(TEAM, headers=forged)
+        assert answer.status_code == 200
+        assert answer.headers["x-headgate-call-id"] != "call-0"
