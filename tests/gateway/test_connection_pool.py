@@ -492,6 +492,29 @@ async def test_a_request_is_not_sent_again_when_the_upstream_had_time_to_read_it
         assert len(endpoint.seen) == 2
 
 
+async def test_how_far_away_an_upstream_is_was_measured_when_nobody_was_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy gateway is slow to connect, and that is no reason to send a request once more."""
+    busy_seconds = 0.5
+    monkeypatch.setattr(connection_pool, "RACE_SECONDS", -busy_seconds)
+    async with pool_of(in_turn(HELLO, HELLO, b"", HELLO)) as (pool, endpoint):
+        await asked(pool)
+        pool._idle.pop().abort()
+        loop = asyncio.get_running_loop()
+        connect = loop.create_connection
+
+        async def slowly(*arguments: Any, **options: Any) -> Any:
+            await asyncio.sleep(busy_seconds)
+            return await connect(*arguments, **options)
+
+        monkeypatch.setattr(loop, "create_connection", slowly)
+        await asked(pool)
+        with pytest.raises(AnswerBrokenError):
+            await asked(pool)
+        assert len(endpoint.seen) == 3
+
+
 @on_both_loops
 async def test_a_request_is_not_sent_again_after_the_first_byte_of_an_answer() -> None:
     async with pool_of(in_turn(HELLO, then_closed(b"H"), HELLO)) as (pool, endpoint):

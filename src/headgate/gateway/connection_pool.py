@@ -212,13 +212,10 @@ class _Connection(asyncio.Protocol):
         "_transport",
         "_waiter",
         "expires_at",
-        "round_trips_seconds",
     )
 
     def __init__(self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop) -> None:
         self.expires_at = 0.0
-        self.round_trips_seconds = 0.0
-        """How long it took to connect, which is at least one round trip."""
         self._pool = pool
         self._loop = loop
         # Of the transport only what its documentation has is used; its type has less.
@@ -420,7 +417,7 @@ class _Connection(asyncio.Protocol):
         somebody who had the request.
         """
         elapsed = self._loop.time() - self._sent_at
-        return elapsed <= RACE_SECONDS + 2 * self.round_trips_seconds
+        return elapsed <= RACE_SECONDS + 2 * self._pool.round_trips_seconds
 
     def _broken(self, problem: str) -> AnswerBrokenError:
         return AnswerBrokenError(*self._pool.address, problem)
@@ -574,6 +571,12 @@ class UpstreamPool:
         self._max_idle = max_idle
         self._idle_seconds = idle_seconds
         self._connect_seconds = connect_seconds
+        self.round_trips_seconds = connect_seconds
+        """How long it took to connect at best, which is at least one round trip.
+
+        At other times this process was busy, and the upstream no further away.
+        """
+
         self._ssl_context = (ssl_context or _trusted()) if is_tls else None
         self._open: set[_Connection] = set()
         self._idle: list[_Connection] = []
@@ -676,7 +679,7 @@ class UpstreamPool:
             raise NotSentError(host, port, line) from error
         except (OSError, UnicodeError) as error:
             raise NotSentError(host, port, _why_not_connected(error)) from error
-        connection.round_trips_seconds = loop.time() - started_at
+        self.round_trips_seconds = min(self.round_trips_seconds, loop.time() - started_at)
         return connection
 
     def _put_back(self, connection: _Connection, keep_alive_seconds: int | None) -> None:
