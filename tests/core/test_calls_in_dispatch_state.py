@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from core import dispatch_model
 from core.dispatch_model import START, Purse, state_of
-from headgate.core.dispatch_state import DispatchState, Planned
+from headgate.core.call import CallRecord, CallState
+from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Planned
 from headgate.core.estimates import NOTHING, Hold
 from headgate.core.estimates import given as given_amount
 from headgate.core.gates import GateClosure, GatePart
@@ -19,7 +20,7 @@ from headgate.core.lane_index import NEVER_SERVED
 from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import AgentFull, ProjectConcurrencyReached, UpstreamFull
 from headgate.core.snapshot import Agent, LanePolicy, Project, ProjectStatus
-from headgate.core.task import Progress, Task, TaskRecord, TaskStatus
+from headgate.core.task import UPSTREAM_PREFIX, Progress, Task, TaskRecord, TaskStatus
 from headgate.core.why import reasons
 
 TARGET = "upstream:one"
@@ -300,8 +301,12 @@ class _Fleet:
         self.waiting[record.task.id] = record
         self.state.observe_call(record, free, START)
 
-    def rebuilt(self) -> DispatchState:
-        """Return a state that was made anew from records and the registry."""
+    def rebuilt(self, *, is_elsewhere: bool) -> DispatchState:
+        """Return a state that was made anew from records and the registry, here or elsewhere.
+
+        Another node has the calls that run from the notes in the store, and those that wait come
+        to it one by one.
+        """
         state = with_calls(**SETTINGS)
         if self.state.closures.is_closed(GatePart("target", TARGET)):
             state.close(GateClosure(kind="target", name=TARGET), START)
@@ -319,10 +324,28 @@ class _Fleet:
             if record.task.id in self.state.waiting:
                 state.observe(record, START)
         for attempt in self.state.in_flight.calls.values():
-            state.load_call(attempt)
+            if is_elsewhere:
+                state.load_call_elsewhere(note_of(attempt))
+            else:
+                state.load_call(attempt)
         for record in self.waiting.values():
             state.observe_call(record, free, START)
         return state
+
+
+def note_of(attempt: InFlightAttempt) -> CallRecord:
+    """Return what the store has of a call that runs."""
+    task = attempt.task
+    return CallRecord(
+        id=task.id,
+        project_id=task.project_id,
+        agent_id=attempt.agent_id,
+        model="m",
+        upstream=(task.target or "").removeprefix(UPSTREAM_PREFIX),
+        state=CallState.RUNNING,
+        task_id=task.parent_id,
+        slot=attempt.slot,
+    )
 
 
 def facts(state: DispatchState) -> tuple[object, ...]:
@@ -358,12 +381,19 @@ def test_a_fleet_stays_within_its_bounds_and_a_rebuild_changes_nothing(
         assert sum(one.task.project_id == "p" for one in active) <= 3
         assert sum(one.agent_id == "a1" for one in active) <= 2
         assert state.waiting_calls == len(fleet.waiting)
-    rebuilt = fleet.rebuilt()
-    for one in (fleet.state, rebuilt):
-        # What stands in the way of others is parked when a round begins.
-        one.index.begin_round(one.in_flight.free_capacity())
-        one.index.set_tasks_left(2 - len(one.in_flight))
-    assert facts(rebuilt) == facts(fleet.state)
+    rebuilt = [fleet.rebuilt(is_elsewhere=is_elsewhere) for is_elsewhere in (False, True)]
+    running = list(fleet.state.in_flight.calls)
+    for _ in range(len(running) + 1):
+        for one in (fleet.state, *rebuilt):
+            # What stands in the way of others is parked when a round begins.
+            one.index.begin_round(one.in_flight.free_capacity())
+            one.index.set_tasks_left(2 - len(one.in_flight))
+        assert facts(rebuilt[0]) == facts(rebuilt[1]) == facts(fleet.state)
+        if running:
+            ended = running.pop()
+            end(fleet.state, ended)
+            end(rebuilt[0], ended)
+            rebuilt[1].end_call_elsewhere(ended, None, START)
 
 
 # A call that nothing competes with is planned without a round, and that must make no difference.

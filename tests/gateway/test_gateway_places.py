@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from gateway.gateway_service import CHAT, RESPONSES, gateway_service, usd
+from gateway.billing_upstream import Request
+from gateway.gateway_service import CHAT, RESPONSES, GatewayService, gateway_service, usd
 from headgate.core.call import CallRecord, CallState
 from headgate.core.gates import GatePart
 from headgate.engine.call_registry import KeptPlaces
@@ -107,3 +109,46 @@ async def test_a_call_whose_client_is_away_is_a_row_until_its_place_is_given_up(
         await gateway.until_idle()
         used = (await gateway.client.get("/usage")).json()
         assert used["total"]["calls"] == 1
+
+
+async def test_a_state_that_is_made_anew_at_any_moment_changes_nothing_for_calls(
+    tmp_path: Path,
+) -> None:
+    """It is thrown away with every step of every call, while some wait, run, move and end."""
+    text = BUDGET.format(escrow="true").replace("hold_seconds = 0.2", "hold_seconds = 60")
+    async with gateway_service(tmp_path, text, inflight=1) as gateway:
+        dispatcher = gateway.service.engine.dispatcher
+        ended: list[CallRecord] = []
+
+        def throw_away(_request: Request) -> None:
+            dispatcher._start_anew()
+
+        def note(record: CallRecord) -> None:
+            ended.append(record)
+            dispatcher._start_anew()
+
+        gateway.upstream.decide = throw_away
+        gateway.calls.listen(note)
+        calls = []
+        for number in range(12):
+            # Every fourth is asked to wait for a moment, and goes on then.
+            fails = "[[fail 429]]" if number % 4 == 1 else ""
+            calls.append(gateway.start(f"/p/a{CHAT}", f"[[mark {number:02}]] {fails}"))
+            await gateway.until(partial(_have_come, gateway, ended, number + 1))
+            dispatcher._start_anew()
+        answers = [await one for one in calls]
+        assert [one.status_code for one in answers] == [200] * 12
+        assert max(one.most_running for one in gateway.upstream.accounts.values()) == 1
+        await gateway.until_idle()
+        state = gateway.calls._state()
+        assert state is None or not state.in_flight.calls
+        status = await gateway.status("project:a")
+        assert float(status["reservedUsd"]) == 0
+        billed = sum(one.tokens for one in gateway.upstream.bill)
+        assert status["spentTokens"] + status["overrunTokens"] == billed
+        marks = [one.mark for one in gateway.upstream.bill if one.end == "whole"]
+        assert marks == sorted(marks), "each in its turn"
+
+
+def _have_come(gateway: GatewayService, ended: list[CallRecord], count: int) -> bool:
+    return len(gateway.calls) + len(ended) >= count

@@ -175,7 +175,7 @@ def _short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "DISPATCHER_LEASE_SECONDS", LEASE_SECONDS)
 
 
-@pytest.mark.parametrize("escrow", ["", WITHOUT_ESCROW])
+@pytest.mark.parametrize("escrow", ["", WITHOUT_ESCROW], ids=["escrow", "one by one"])
 @pytest.mark.parametrize("kind", CHANGES)
 async def test_a_call_that_runs_at_a_node_that_led_has_its_permit_and_is_booked_once(
     tmp_path: Path, postgres: PostgresServer, kind: str, escrow: str
@@ -257,6 +257,33 @@ class Waiter:
                 text += piece
                 self.opened.set()
         return text
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_the_next_node_knows_what_each_project_has_had_of_its_share(
+    tmp_path: Path, postgres: PostgresServer, kind: str
+) -> None:
+    async with two_nodes(tmp_path, postgres, inflight=2) as nodes:
+        running = await nodes.begin(TEAM, is_noted=kind == "cut off")
+        for path in (TEAM, TEAM, MESSAGES):
+            assert (await nodes.first.ask(path, "[[words 9]]")).status_code == 200
+        await nodes.first.calls.settled(seconds=20.0)
+        before = nodes.first.calls._state()
+        assert before is not None
+        used = dict(before.usage.tokens)
+        assert used["team"] == 2 * used["default"] > 0
+        await nodes.change(kind)
+        state = nodes.second.calls._state()
+        assert state is not None
+        assert state.usage.tokens == used
+        assert state.in_flight.reserved["team"] > 0, "what runs elsewhere counts as well"
+        nodes.upstream.releases.add("later")
+        assert (await running).status_code == 200
+        await nodes.come_back()
+        await nodes.second.until(lambda: not state.in_flight.calls)
+        billed = sum(one.tokens for one in nodes.upstream.bill)
+        assert state.usage.tokens == {**used, "team": billed - used["default"]}
+        assert state.in_flight.reserved["team"] == 0
 
 
 async def test_a_node_that_is_cut_off_from_the_store_grants_nothing_after_its_lease(

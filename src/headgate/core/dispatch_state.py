@@ -27,6 +27,7 @@ from headgate.core.budgets.scopes import (
     ancestors,
     charged_scopes,
 )
+from headgate.core.call import CallRecord, CallState
 from headgate.core.estimates import (
     DEFAULT_QUANTILE,
     NOTHING,
@@ -68,6 +69,7 @@ from headgate.core.snapshot import (
     tokens_charged,
 )
 from headgate.core.task import (
+    UPSTREAM_PREFIX,
     WORKER_PREFIX,
     Choice,
     OnExhausted,
@@ -1547,6 +1549,38 @@ class DispatchState:
         self.index.take_upstream(task.target or "")
         self.in_flight.add(attempt)
         self.slots.count(attempt.slot)
+
+    def load_call_elsewhere(self, record: CallRecord) -> None:
+        """Count a call that runs at another node, which has planned it before this one led."""
+        task = Task(
+            id=record.id,
+            project_id=record.project_id,
+            agent_id=record.agent_id,
+            priority=record.priority,
+            created_at=record.created_at,
+            scopes=record.scopes,
+            target=UPSTREAM_PREFIX + record.upstream,
+            slot=record.slot,
+            is_call=True,
+            parent_id=record.task_id,
+        )
+        tokens = record.reserved_tokens
+        counted = self._in_share(tokens, record.reserved_micro_usd)
+        self.load_call(InFlightAttempt(task, 1, record.agent_id, "", counted, tokens, record.slot))
+
+    def end_call_elsewhere(self, call_id: str, record: CallRecord | None, now: float) -> None:
+        """Free what a call had that ran at another node; without a record its node is gone."""
+        tokens = micro_usd = 0
+        if record is not None:
+            tokens, micro_usd = record.tokens or 0, record.micro_usd or 0
+        self.end_call(
+            call_id,
+            now,
+            tokens=tokens,
+            micro_usd=micro_usd,
+            is_done=record is not None and record.state is CallState.DONE,
+            has_freed=True,
+        )
 
     def withdraw_call(self, call_id: str, now: float) -> None:
         """Forget a call as if it had not come: it went away, or goes elsewhere."""

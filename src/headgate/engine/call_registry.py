@@ -1026,7 +1026,7 @@ class Calls:
             if call.attempt is not None:
                 state.load_call(call.attempt)
         for record in self._elsewhere.values():
-            state.load_call(attempt_of(record))
+            state.load_call_elsewhere(record)
         for call in self._live.values():
             if call.attempt is None:
                 state.observe_call(call.waiting_record(), call.hold, now)
@@ -1046,10 +1046,10 @@ class Calls:
             for call_id in gone:
                 del self._elsewhere[call_id]
                 if state is not None:
-                    _end_elsewhere(state, call_id, ended.get(call_id), now)
+                    state.end_call_elsewhere(call_id, ended.get(call_id), now)
             for record in found.values():
                 if record.id not in self._elsewhere and state is not None:
-                    state.load_call(attempt_of(record))
+                    state.load_call_elsewhere(record)
                 self._elsewhere[record.id] = record
             if state is not None and gone:
                 self.plan(state)
@@ -1202,41 +1202,6 @@ def _may_draw(call: LiveCall, hold: Hold) -> bool:
 
 def _amounts_of(hold: Hold) -> Amounts:
     return Amounts(hold.micro_usd.amount, hold.tokens.amount)
-
-
-def attempt_of(record: CallRecord) -> InFlightAttempt:
-    """Return a call that runs elsewhere, as the dispatch state counts it."""
-    task = Task(
-        id=record.id,
-        project_id=record.project_id,
-        agent_id=record.agent_id,
-        priority=record.priority,
-        created_at=record.created_at,
-        scopes=record.scopes,
-        target=UPSTREAM_PREFIX + record.upstream,
-        slot=record.slot,
-        is_call=True,
-        parent_id=record.task_id,
-    )
-    tokens = record.reserved_tokens
-    return InFlightAttempt(task, 1, record.agent_id, "", tokens, tokens, record.slot)
-
-
-def _end_elsewhere(
-    state: DispatchState, call_id: str, record: CallRecord | None, now: float
-) -> None:
-    """Free what a call had that ran at another node; without a record its node is gone."""
-    tokens = micro_usd = 0
-    if record is not None:
-        tokens, micro_usd = record.tokens or 0, record.micro_usd or 0
-    state.end_call(
-        call_id,
-        now,
-        tokens=tokens,
-        micro_usd=micro_usd,
-        is_done=record is not None and record.state is CallState.DONE,
-        has_freed=True,
-    )
 
 
 def _task_of(draft: CallDraft) -> Task:

@@ -298,6 +298,9 @@ class Dispatcher:
             self._observe(state, await self._store.give_up(epoch, attempts))
             # Rates count from when they are taken, and time has passed since.
             now = self._store.now()
+        if state is not self.dispatch_state:
+            # It was thrown away meanwhile, and whoever had a turn in it would not be counted.
+            return True
         planned: list[Planned] = []
         if self.may_grant:
             planned = self._grant_calls(state.plan(now, most=MAX_PLANNED))
@@ -437,16 +440,19 @@ class Dispatcher:
         self._wake_up.wake()
 
     async def _load(self, epoch: int) -> DispatchState:
-        self._start_anew()
-        load = self._loads
-        backlog = await self._store.backlog(epoch)
-        if load != self._loads:
-            raise _ended_while_loading(epoch)
-        state = await self._state_from(backlog, self._store.now())
-        if self._calls is not None and self._store.is_shared:
-            await self._calls.look_elsewhere()
-        if load != self._loads:
-            raise _ended_while_loading(epoch)
+        """Make a state from the store; once more, if somebody had it thrown away meanwhile."""
+        while True:
+            self._start_anew()
+            load = self._loads
+            backlog = await self._store.backlog(epoch)
+            state = await self._state_from(backlog, self._store.now())
+            if self._calls is not None and self._store.is_shared:
+                await self._calls.look_elsewhere()
+            if self._epoch != epoch:
+                problem = f"epoch {epoch} ended while the backlog was read"
+                raise StaleEpochError(problem)
+            if load == self._loads:
+                break
         self.dispatch_state = state
         self._feed.load(backlog.records)
         self._loaded.set()
@@ -784,10 +790,6 @@ def _rejected(errors: Mapping[str, str]) -> list[Expiration]:
         Expiration(task_id=task_id, status=TaskStatus.REJECTED, error=error)
         for task_id, error in errors.items()
     ]
-
-
-def _ended_while_loading(epoch: int) -> StaleEpochError:
-    return StaleEpochError(f"epoch {epoch} ended while the backlog was read")
 
 
 def _not_reserved(planned: Planned, refused: Refused | None) -> NotAssigned:

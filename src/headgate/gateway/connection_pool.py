@@ -80,7 +80,13 @@ class UpstreamError(HeadgateError):
 
 
 class NotSentError(UpstreamError):
-    """The upstream cannot have read the whole request; it may be sent again, here or elsewhere."""
+    """The upstream cannot have read the whole request; it may be sent again, here or elsewhere.
+
+    If it `was_tried`, an idle connection was closed when it was sent, as upstreams close them, and
+    no other could be made. An upstream that was killed then does the same.
+    """
+
+    was_tried = False
 
 
 class AnswerTimeoutError(UpstreamError):
@@ -603,13 +609,17 @@ class UpstreamPool:
         """
         head = self._head(method, path, headers, len(body))
         is_head_request = method == "HEAD"
-        connection = self._take_idle()
-        if connection is not None:
-            answer = await connection.request(head, body, is_head_request=is_head_request)
+        idle = self._take_idle()
+        if idle is not None:
+            answer = await idle.request(head, body, is_head_request=is_head_request)
             if answer is not None:
                 return answer
         # Nobody can have closed a new one for being idle, so this is tried once.
-        connection = await self._connect()
+        try:
+            connection = await self._connect()
+        except NotSentError as error:
+            error.was_tried = idle is not None
+            raise
         answer = await connection.request(head, body, is_head_request=is_head_request)
         return cast("UpstreamResponse", answer)
 

@@ -601,7 +601,10 @@ class Gateway:
         if advice := _base_url_advice(prefixed.rest):
             raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {prefixed.rest}: {advice}")
         if not self._api.engine.store.is_shared:
-            await self._answer(client, prefixed)
+            try:
+                await self._answer(client, prefixed)
+            except _HandedOver:
+                raise _stopping() from None
             return
         now = asyncio.get_running_loop().time
         if request.header(FORWARDED):

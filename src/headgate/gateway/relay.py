@@ -120,8 +120,8 @@ class LeaderRelay:
             kept.append((PLACE, place))
         try:
             response = await self._pool(address).send(method, path, kept, body)
-        except NotSentError:
-            raise NotRelayedError(was_sent=False) from None
+        except NotSentError as error:
+            raise NotRelayedError(was_sent=error.was_tried) from None
         except UpstreamError:
             raise NotRelayedError(was_sent=True) from None
         return closing(response)
