@@ -88,6 +88,16 @@ class Fleet:
         await is_ready(port, role="node")
         return seconds
 
+    async def drain_dispatcher(self) -> float:
+        """End the dispatcher as an operator does, and start it again; return how long that took."""
+        port, node = await self._dispatcher()
+        started = time.monotonic()
+        await asyncio.to_thread(node.stop)
+        seconds = time.monotonic() - started
+        node.spawn()
+        await is_ready(port, role=None)
+        return seconds
+
     async def drain(self) -> int:
         """Stop all nodes, and return the highest of their exit codes."""
         codes = [await asyncio.to_thread(node.stop) for node in self.nodes]
