@@ -210,7 +210,7 @@ def run(options: Options) -> bool:
     sizes = QUICK if options.quick else FULL
     _allow_open_files()
     before = os.getloadavg()[0]
-    with _folder() as folder, _upstream() as upstream:
+    with _folder() as folder, running_upstream() as upstream:
         port = upstream.port
         with (
             _proxy(port) as proxy,
@@ -503,7 +503,7 @@ def _headgate(folder: Path, port: int) -> Iterator[Gateway]:
 
 
 @contextmanager
-def _upstream() -> Iterator[Gateway]:
+def running_upstream() -> Iterator[Gateway]:
     """Run the fake provider."""
     port = free_port()
     with _serving(ALONE, "benchmarks.gateway_upstream", port) as upstream:

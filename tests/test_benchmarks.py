@@ -45,6 +45,21 @@ def test_a_quick_benchmark_of_runs_prints_every_figure() -> None:
         assert re.search(rf"^  {re.escape(name)} +-?[\d,.]+", done.stdout, re.MULTILINE), name
 
 
+NODE_FIGURES = (
+    *("1", "2", "submit", "plan, for this node", "settle, of another node", "beat and elect"),
+    *("submits of two nodes, of one", "tasks done a second, two nodes"),
+    *("start on another node, p50 ms", "error of a share, of all started"),
+)
+
+
+def test_a_quick_benchmark_of_nodes_prints_every_figure() -> None:
+    command = [sys.executable, "-m", "benchmarks", "nodes", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in NODE_FIGURES:
+        assert re.search(rf"^  {re.escape(name)} +[\d,.]+", done.stdout, re.MULTILINE), name
+
+
 KEPT_FIGURES = (
     *("100", "2,000", "2,000, at the cap", "list of failures", "page of tasks"),
     *("tasks deleted a second", "longest submit, ms"),

@@ -68,6 +68,10 @@ class _Process:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        return 0 if self._process is None else self._process.pid
+
     def has_ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
 
@@ -204,6 +208,11 @@ class PostgresServer:
     def folder(self) -> Path:
         """Where its socket is."""
         return self._folder
+
+    @property
+    def pid(self) -> int:
+        """The id of the process that starts one for each connection."""
+        return self._process.pid
 
     def new_schema(self) -> str:
         """Make an empty schema, and return the URL under which everything happens in it."""
