@@ -328,12 +328,15 @@ class Ceiling(NamedTuple):
 
 
 def ceiling(found: Rate, count: int, lock_us: float) -> Ceiling:
-    """Return what so many nodes could do; the others share one part of the work, the lock none."""
+    """Return what so many nodes could do; the others share one part of the work, the lock none.
+
+    A writer waits for the server while that works for it.
+    """
     places = {
         "the lock": (lock_us, 1),
         "the dispatcher": (found.cost.dispatcher, 1),
         "the other nodes": (found.cost.nodes, count - 1),
-        "the writers": (found.cost.writers, count),
+        "the writers": (found.cost.writers + found.cost.server, count),
     }
     rates = [
         Ceiling(1e6 * processes / us, name)

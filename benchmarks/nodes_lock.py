@@ -24,7 +24,9 @@ from storage.scene import AWAY, Place, Scene
 
 BATCH = 64
 SUBMIT, PLAN, SETTLE = "submit", "plan, for this node", "settle, of this node"
-AWAY_SUBMIT, NEWS = "submit, at another node", "news of other nodes"
+AWAY_SUBMIT = "submit, at another node"
+# It reads beside the lock; messages that were seen are deleted now and then.
+NEWS = "news of other nodes"
 AWAY_PLAN, COLLECT = "plan, for another node", "collect"
 AWAY_SETTLE, BEAT = "settle, of another node", "beat and elect"
 HEADER = ("under the lock, in batches of 64", "us a task", "a second", "transactions")
@@ -75,7 +77,7 @@ class LockTimes:
     def show(self) -> None:
         """Print them."""
         rows: list[Row] = [
-            (kind, f"{us:.0f}", f"{1e6 / us:,.0f}", f"{transactions}")
+            (kind, f"{us:.0f}", f"{1e6 / us:,.0f}" if us else "", f"{transactions}")
             for kind, (us, transactions) in self._kinds.items()
         ]
         table("nodes: how long a task keeps the lock of the store", HEADER, rows)

@@ -22,7 +22,7 @@ from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES
 from headgate.engine.supervisor import DISPATCHER_FAILS, NO_DISPATCHER
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executors.executor import WorkOrder
-from headgate.storage.store import Backlog, Expiration
+from headgate.storage.store import Backlog, Expiration, News
 from headgate.storage.writer import Fault
 
 FAILS = Failed(error="it is wrong")
@@ -89,6 +89,28 @@ def test_a_queued_task_is_cancelled_at_once_and_never_runs() -> None:
         assert await service.engine.cancel("unknown") is None
 
     play(scenario, always(9.0), max_inflight=1)
+
+
+def test_news_that_a_change_at_this_node_overtook_brings_no_task_back() -> None:
+    async def scenario(service: Service) -> bool:
+        await service.submit()
+        task_id = await service.submit()
+        store, dispatcher = service.engine.store, service.engine.dispatcher
+        news, queued = store.news, await store.get(task_id)
+        assert queued is not None
+
+        async def read_before_the_cancel(epoch: int) -> News:
+            store.news = news  # type: ignore[method-assign]
+            await service.engine.cancel(task_id)
+            return News(records=(queued,), nodes=(await news(epoch)).nodes)
+
+        store.news = read_before_the_cancel  # type: ignore[method-assign]
+        dispatcher.refresh()
+        await asyncio.sleep(10)
+        state = dispatcher.dispatch_state
+        return state is not None and task_id in state.waiting
+
+    assert not play(scenario, always(FOREVER_SECONDS), max_inflight=1)
 
 
 def test_a_task_starts_at_its_time_and_not_before() -> None:

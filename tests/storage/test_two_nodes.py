@@ -137,6 +137,36 @@ async def test_news_comes_in_parts_and_says_whether_there_is_more(
         assert [(len(part.records), part.has_more) for part in parts] == [(4, True), (2, False)]
 
 
+async def test_the_dispatcher_reads_news_while_another_node_keeps_the_lock(
+    postgres_url: str,
+) -> None:
+    async with two_nodes(postgres_url) as pair:
+        await pair.second.submit(new_task("t1", by="n2"))
+        other = PostgresDatabase(postgres_url)
+        try:
+            lock_ledger(other.begin())
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                news = await pair.first.news(pair.epoch)
+            assert [record.task.id for record in news.records] == ["t1"]
+        finally:
+            other.rollback()
+            other.close()
+
+
+async def test_news_that_was_seen_is_forgotten(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.storage.sql_store.FORGET_SECONDS", 0.0)
+    async with two_nodes(postgres_url) as pair:
+        for number in range(3):
+            await pair.second.submit(new_task(f"t{number}", by="n2"))
+            assert len((await pair.first.news(pair.epoch)).records) == 1
+        await pair.first.news(pair.epoch)
+        await pair.first.sent(())
+        with psycopg.connect(postgres_url) as connection:
+            assert connection.execute("SELECT COUNT(*) FROM messages").fetchall() == [(0,)]
+
+
 async def test_another_takes_over_when_the_lease_has_ended_and_not_before(
     postgres_url: str,
 ) -> None:

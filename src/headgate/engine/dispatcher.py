@@ -130,6 +130,7 @@ class Dispatcher:
         self._pending_closures: list[GateClosure] = []
         self._refused: list[Expiration] = []
         self._unknown_writes = UnknownWrites(store)
+        self._overtaken: set[str] | None = None
         self.dispatch_state: DispatchState | None = None
         self.standings: tuple[SlotStanding, ...] = ()
         self.problem = ""
@@ -192,6 +193,8 @@ class Dispatcher:
         A gate that closes is closed first, or what stands behind it would be planned once more.
         """
         records = tuple(changed)
+        if self._overtaken is not None:
+            self._overtaken.update(record.task.id for record in records)
         if self.dispatch_state is not None:
             if closure is not None:
                 self.dispatch_state.close(closure, self._store.now())
@@ -515,11 +518,20 @@ class Dispatcher:
 
     async def _read_news(self, state: DispatchState, epoch: int) -> None:
         self._has_news = False
-        news = await self._store.news(epoch)
-        now = self._news_at = self._store.now()
-        for start in range(0, len(news.records), LOADED_AT_ONCE):
-            self._observe(state, news.records[start : start + LOADED_AT_ONCE])
-            await asyncio.sleep(0)
+        # What this node changes while it reads may be newer than what is read.
+        self._overtaken = overtaken = set[str]()
+        try:
+            news = await self._store.news(epoch)
+            now = self._news_at = self._store.now()
+            for start in range(0, len(news.records), LOADED_AT_ONCE):
+                records = news.records[start : start + LOADED_AT_ONCE]
+                self._observe(state, [one for one in records if one.task.id not in overtaken])
+                await asyncio.sleep(0)
+        finally:
+            self._overtaken = None
+        for record in news.records if overtaken else ():
+            if record.task.id in overtaken:
+                self.recheck(record.task.id)
         if news.has_more:
             self.refresh()
         for task_id in news.gone:

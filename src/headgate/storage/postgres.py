@@ -796,7 +796,10 @@ class PostgresTaskStore(SqlTaskStore):
             statement_timeout_seconds=READ_SECONDS,
         )
         patient = ReaderPool(partial(PostgresReader, url), most=1)
-        super().__init__(tables, writer, ReaderPool(quick), long_reader=patient)
+        # The dispatcher waits behind no question of others; a node that is not it asks nothing.
+        news = ReaderPool(quick, most=1)
+        readers = ReaderPool(quick)
+        super().__init__(tables, writer, readers, long_reader=patient, news_reader=news)
 
     async def open(self) -> None:
         """Connect, bring the schema up to date, and learn what time it is."""

@@ -181,7 +181,7 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
 def news(work: UnitOfWork, epoch: int, *, seen: int, most: int) -> tuple[News, int]:
     """Look at the tasks that messages name, and at the gates that these may have closed.
 
-    Return the number of the last message, too. Those up to `seen` are forgotten.
+    Return the number of the last message, too.
     """
     transaction, now = work.transaction, work.now
     leader, received, live, counters, closed = transaction.read_all(
@@ -194,7 +194,6 @@ def news(work: UnitOfWork, epoch: int, *, seen: int, most: int) -> tuple[News, i
         ]
     )
     nodes.check_election(nodes.to_election(leader), epoch, now)
-    nodes.forget(transaction, DISPATCHER, seen=seen)
     messages = nodes.to_messages(received)
     task_ids = dict.fromkeys(one.task_id for one in messages if one.kind is not Kind.OPENED)
     rows = work.rows(task_ids)

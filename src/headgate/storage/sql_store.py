@@ -284,6 +284,10 @@ class TaskTables:
         work.write()
         return result
 
+    def look(self, question: Callable[[UnitOfWork], Read], transaction: Transaction) -> Read:
+        """Answer a question by a unit of work that writes nothing, and so needs no lock."""
+        return question(self._unit_of_work(transaction, self.now()))
+
     def begin(self, transaction: Transaction) -> float:
         """Make sure that the tables are there and nobody else writes, and return the time."""
         if transaction is not self._checked:
@@ -353,6 +357,10 @@ A third of it is longer than that process ever waits between two signs."""
 MAX_NEWS = 500
 """How many messages the dispatcher is handed at once: their tasks are read without a pause."""
 
+MAX_UNFORGOTTEN = 1_000
+FORGET_SECONDS = 1.0
+"""How many messages that were seen may be kept, about, and for how long while others come."""
+
 
 class Reader(Protocol):
     """Answers questions about what has been committed."""
@@ -368,7 +376,10 @@ class Reader(Protocol):
 
 
 class SqlTaskStore(WorkerSteps):
-    """Tasks in the tables of a database, written by one writer and read by others."""
+    """Tasks in the tables of a database, written by one writer and read by others.
+
+    With a `news_reader` the dispatcher reads what other nodes changed beside all who write.
+    """
 
     def __init__(
         self,
@@ -377,6 +388,7 @@ class SqlTaskStore(WorkerSteps):
         reader: Reader,
         *,
         long_reader: Reader | None = None,
+        news_reader: Reader | None = None,
         is_shared: bool = True,
     ) -> None:
         self.tables = tables
@@ -386,9 +398,13 @@ class SqlTaskStore(WorkerSteps):
         self.is_shared = is_shared
         self._reader = reader
         self._long_reader = long_reader or reader
+        self._news_reader = news_reader
         self._seen: dict[str, int] = {}
+        self._forgotten = 0
+        self._forgot_at = -inf
         self._forgiveness_numbers = count(1)
         self._inbox_lock = asyncio.Lock()
+        self._news_lock = asyncio.Lock()
         # Each kind of step has its own kind of answer, which the types of a batch cannot say.
         self._steps: Batch[Any, Any] = tables.apply
 
@@ -410,7 +426,8 @@ class SqlTaskStore(WorkerSteps):
         await self.writer.close()
 
     def _readers(self) -> set[Reader]:
-        return {self._reader, self._long_reader}
+        readers = {self._reader, self._long_reader}
+        return readers if self._news_reader is None else {*readers, self._news_reader}
 
     def submit(self, new: NewTask) -> asyncio.Future[Queued | TurnedAway | UnknownParent]:
         """Store a task if it may wait; the same id again gets its answer again."""
@@ -537,8 +554,30 @@ class SqlTaskStore(WorkerSteps):
         return await self.run(partial(queries.open_gate, part=part, entry=entry))
 
     async def news(self, epoch: int) -> News:
-        """Return what other nodes changed since the last call, and forget that it was news."""
-        return await self._receive(DISPATCHER, partial(_news, epoch))
+        """Return what other nodes changed since the last call, and forget that it was news.
+
+        Messages have their numbers from behind the lock. So whoever reads beside it sees all of
+        them up to some number, and none that is overtaken by an earlier one.
+        """
+        if self._news_reader is None:
+            return await self._receive(DISPATCHER, partial(_news, epoch))
+        async with self._news_lock:
+            seen = self._seen.get(DISPATCHER, 0)
+            self._forget_news(seen)
+            question = partial(self.tables.look, partial(_read_news, epoch, seen))
+            news, self._seen[DISPATCHER] = await self._news_reader.submit(question)
+            return news
+
+    def _forget_news(self, seen: int) -> None:
+        """Have messages forgotten that were seen, when they are many or some time has passed."""
+        now, unforgotten = time.monotonic(), seen - self._forgotten
+        if not unforgotten:
+            return
+        if unforgotten >= MAX_UNFORGOTTEN or now - self._forgot_at >= FORGET_SECONDS:
+            forgetting = self.writer.submit(partial(self.tables.run, partial(_forget_news, seen)))
+            # What cannot be forgotten now is with the next ones.
+            forgetting.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._forgotten, self._forgot_at = seen, now
 
     async def backlog(self, epoch: int) -> Backlog:
         """Return everything that has not ended, to a dispatcher that starts."""
@@ -695,7 +734,16 @@ def _take_back(
 
 
 def _news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
+    nodes.forget(work.transaction, DISPATCHER, seen=seen)
+    return _read_news(epoch, seen, work)
+
+
+def _read_news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
     return queries.news(work, epoch, seen=seen, most=MAX_NEWS)
+
+
+def _forget_news(seen: int, tasks: Transaction, _now: float) -> None:
+    nodes.forget(tasks, DISPATCHER, seen=seen)
 
 
 def _collect(node_id: str, seen: int, work: UnitOfWork) -> tuple[Collected, int]:
