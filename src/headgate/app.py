@@ -211,7 +211,9 @@ def build_store(
         with naming_extras("store.url"):
             from headgate.storage.postgres import PostgresTaskStore  # noqa: PLC0415
 
-        return PostgresTaskStore(url, keeps_ledger=keeps_ledger, starter=starter)
+        return PostgresTaskStore(
+            url, keeps_ledger=keeps_ledger, starter=starter, domain=settings.store.domain
+        )
     if scheme == "memory":
         from headgate.storage.memory import MemoryTaskStore  # noqa: PLC0415
 

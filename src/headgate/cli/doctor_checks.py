@@ -194,9 +194,9 @@ def _sqlite(path: Path, settings: Settings) -> Iterator[Finding]:
 
 def _postgres(url: str, settings: Settings) -> Iterator[Finding]:
     with naming_extras("store.url"):
-        from headgate.storage.postgres import PostgresReader  # noqa: PLC0415
+        from headgate.storage.postgres import PostgresReader, domain_url  # noqa: PLC0415
 
-    database = PostgresReader(url)
+    database = PostgresReader(domain_url(url, settings.store.domain))
     yield from _versions(database, "postgresql", settings)
     try:
         before = time.time()

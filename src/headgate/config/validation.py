@@ -22,6 +22,7 @@ from headgate.config.settings import (
     SchedulerSettings,
     Settings,
     SlotSettings,
+    StoreSettings,
     UpstreamSettings,
     WebhookSettings,
 )
@@ -363,6 +364,7 @@ def check(settings: Settings) -> None:
     _check_auth(settings.auth)
     _check_webhooks(settings.webhooks)
     _check_url("store", settings.store.url, STORE_URLS)
+    _check_domain(settings.store)
     _check_url("ledger", settings.ledger.url, LEDGER_URLS)
 
 
@@ -469,6 +471,15 @@ def _check_webhooks(webhooks: WebhookSettings) -> None:
     if url is not None and not url.lower().startswith(("http://", "https://")):
         problem = "is an http or https address, as in https://hooks.example/budgets"
         raise InvalidSettingError("webhooks.alerts_url", problem)
+
+
+def _check_domain(store: StoreSettings) -> None:
+    scheme = (store.url or "").partition(":")[0].lower()
+    if store.domain and scheme not in ("postgresql", "postgres"):
+        problem = f"{store.domain!r} is a part of a PostgreSQL database"
+        raise InvalidSettingError(
+            "store.domain", f"{problem}; set store.url to one, or leave it out"
+        )
 
 
 def _check_url(section: str, url: str | None, known: tuple[str, ...]) -> None:

@@ -17,6 +17,11 @@ from headgate.storage.transaction import Dialect, Transaction
 
 # PostgreSQL has no row to lock before the first table exists. The number is arbitrary.
 _ADVISORY_LOCK = 7_203_614_081
+# Each schema has its own: who stands still in one keeps nobody from the tables of another.
+_LOCK_SCHEMA = (
+    "SELECT pg_advisory_xact_lock(CAST(? AS BIGINT) + CASE current_schema() WHEN 'public' THEN 0"
+    " ELSE hashtext(current_schema()) END)"
+)
 
 _HAS_VERSIONS = {
     Dialect.SQLITE: "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'headgate_schema'",
@@ -65,7 +70,7 @@ def statements(script: str, **words: str) -> tuple[str, ...]:
 def migrate(transaction: Transaction, part: str, migrations: Sequence[Migration]) -> int:
     """Bring a part of the schema up to date, and return how many steps that took."""
     if transaction.dialect is Dialect.POSTGRES:
-        transaction.run("SELECT pg_advisory_xact_lock(?)", (_ADVISORY_LOCK,))
+        transaction.run(_LOCK_SCHEMA, (_ADVISORY_LOCK,))
     version = schema_version(transaction, part)
     known = migrations[-1].number
     if version > known:

@@ -365,12 +365,19 @@ def _holder(last: Election, now: float) -> str:
 CHANNEL = "headgate"
 """Where PostgreSQL tells all nodes at once; what it says is the recipient."""
 
+
+def channel_here(name: str) -> str:
+    """Return SQL for a channel of this schema: a database has one of a name for all of them."""
+    schema = "COALESCE(current_schema(), '')"
+    return f"CASE {schema} WHEN 'public' THEN '{name}' ELSE '{name}.' || left({schema}, 50) END"
+
+
 MAX_TAKEN = 1_000
 
 _POST = Insert(
     table="messages", columns=(("recipient", "TEXT"), ("kind", "TEXT"), ("task_id", "TEXT"))
 )
-_NOTIFY = f"SELECT pg_notify('{CHANNEL}', ?)"
+_NOTIFY = f"SELECT pg_notify({channel_here(CHANNEL)}, ?)"
 _FORGET = "DELETE FROM messages WHERE recipient = ? AND seq <= ?"
 _READ_MESSAGES = (
     "SELECT seq, kind, task_id FROM messages WHERE recipient = ? AND seq > ? ORDER BY seq LIMIT ?"

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headgate.core.budgets.ledger import Clock
 from headgate.core.retention import StoreSize
@@ -34,7 +34,7 @@ from headgate.errors import (
     StoreUnavailableError,
     UnfitValueError,
 )
-from headgate.storage.nodes import CHANNEL
+from headgate.storage.nodes import CHANNEL, channel_here
 from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
 from headgate.storage.store import Beat
 from headgate.storage.transaction import (
@@ -106,8 +106,12 @@ _LOST = (
 ROW_OVERHEAD = 1.25
 """What the texts of tasks take in their tables, with all that belongs to a row and an index."""
 
+# Of a domain its own tables count: others in the database do not fill it up.
 _SIZES = (
-    "SELECT pg_database_size(current_database()), pg_total_relation_size('tasks')"
+    "SELECT CASE WHEN starts_with(current_schema(), 'headgate_') THEN"
+    " (SELECT CAST(COALESCE(SUM(pg_total_relation_size(oid)), 0) AS BIGINT) FROM pg_class"
+    " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace)"
+    " ELSE pg_database_size(current_database()) END, pg_total_relation_size('tasks')"
     " + pg_total_relation_size('task_inputs') + pg_total_relation_size('calls'),"
     " (SELECT CAST(COALESCE(SUM(amount), 0) AS BIGINT)"
     " FROM counters WHERE name IN ('live_bytes', 'ended_bytes', 'call_bytes'))"
@@ -582,7 +586,7 @@ class PostgresListener:
 
     def __init__(self, url: str, channel: str) -> None:
         self._parameters = connection_parameters(url)
-        self._listen = sql.SQL("LISTEN {}").format(sql.Identifier(channel))
+        self._channel = f"SELECT {channel_here(channel)}".encode()
         self._lock = threading.Lock()
         self._watchers: dict[str, tuple[asyncio.AbstractEventLoop, Watcher]] = {}
         self._stop: threading.Event | None = None
@@ -632,7 +636,8 @@ class PostgresListener:
     def _connected(self) -> psycopg.Connection[Any]:
         connection = psycopg.connect(**self._parameters, autocommit=True)
         try:
-            connection.execute(self._listen)
+            ((channel,),) = connection.execute(self._channel).fetchall()
+            connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         except psycopg.Error:
             connection.close()
             raise
@@ -708,12 +713,17 @@ STORE_TRANSACTION_TIMEOUT_SECONDS = 3.0
 class PostgresTables(TaskTables):
     """Tables whose time is that of the server, unless a clock is given."""
 
-    def __init__(self, *, clock: Clock | None = None, keeps_ledger: bool = True) -> None:
+    def __init__(
+        self, *, clock: Clock | None = None, keeps_ledger: bool = True, domain: str = ""
+    ) -> None:
         self._server_clock = ServerClock() if clock is None else None
+        self._domain = domain
         super().__init__(clock=self._server_clock or clock, keeps_ledger=keeps_ledger)
 
     def prepare(self, transaction: Transaction) -> None:
         """Bring the schema up to date, and ask for the time: the server may be another one."""
+        if self._domain:
+            create_domain(transaction, self._domain)
         super().prepare(transaction)
         if self._server_clock is not None:
             self._server_clock.compare(transaction)
@@ -743,11 +753,57 @@ def task_database(url: str, lock_timeout_seconds: float) -> PostgresDatabase:
     )
 
 
-def postgres_writer_setup(url: str, lock_timeout_seconds: float, keeps_ledger: bool) -> WriterSetup:  # noqa: FBT001
-    """Make what a process needs to write to a server."""
-    tables = PostgresTables(keeps_ledger=keeps_ledger)
+def postgres_writer_setup(
+    url: str,
+    lock_timeout_seconds: float,
+    keeps_ledger: bool,  # noqa: FBT001
+    domain: str,
+) -> WriterSetup:
+    """Make what a process needs to write to a server; the URL leads to the domain."""
+    tables = PostgresTables(keeps_ledger=keeps_ledger, domain=domain)
     be_here(tables)
     return WriterSetup(task_database(url, lock_timeout_seconds), StepWire(tables.apply))
+
+
+# Domains: several systems in one database, each in a schema of its own.
+#
+# Rule: everything of a domain lies in its schema and is found through the `search_path` of each
+# connection: tasks, ledger, tokens, the row that is the lock, and the channel on which nodes are
+# told. So no statement names a domain, and nothing of one can be reached from another.
+
+_HAS_SCHEMA = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = ?"
+_LOCK_NAME = "SELECT pg_advisory_xact_lock(hashtext(CAST(? AS TEXT)))"
+
+
+def domain_schema(domain: str) -> str:
+    """Return the schema of a domain."""
+    return f"headgate_{domain}"
+
+
+def domain_url(url: str, domain: str) -> str:
+    """Return where a domain of a database is; without one, the database as the URL has it."""
+    if not domain:
+        return url
+    options = str(connection_parameters(url).get("options") or "")
+    path = f"-csearch_path={domain_schema(domain)}"
+    return make_conninfo(url, options=f"{options} {path}".strip())
+
+
+def create_domain(transaction: Transaction, domain: str) -> None:
+    """Create the schema of a domain, unless it is there."""
+    schema = domain_schema(domain)
+    if transaction.read(_HAS_SCHEMA, (schema,)):
+        return
+    # Two nodes may start at once.
+    transaction.run(_LOCK_NAME, (schema,))
+    try:
+        transaction.write(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+    except LedgerUnavailableError:
+        raise
+    except StoreError as error:
+        advice = "have it created, with AUTHORIZATION for the role of the URL"
+        problem = f"the schema {schema} cannot be created: {error}; {advice}"
+        raise StoreError(problem) from error
 
 
 # The task store in PostgreSQL: for nodes on many machines, judged by the server's clock.
@@ -766,7 +822,8 @@ READ_SECONDS = 3.0
 class PostgresTaskStore(SqlTaskStore):
     """Tasks that many nodes share, with the ledger of their budgets beside them.
 
-    With a `starter` a process of its own writes for this node.
+    With a `starter` a process of its own writes for this node. A `domain` has tasks, nodes and
+    budgets of its own beside the others in the database.
     """
 
     tables: PostgresTables
@@ -779,13 +836,15 @@ class PostgresTaskStore(SqlTaskStore):
         keeps_ledger: bool = True,
         lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
         starter: ChildStarter | None = None,
+        domain: str = "",
     ) -> None:
+        url = domain_url(url, domain)
         self._listener = PostgresListener(url, CHANNEL)
         self._comparing: asyncio.Future[None] | None = None
-        tables = PostgresTables(clock=clock, keeps_ledger=keeps_ledger)
+        tables = PostgresTables(clock=clock, keeps_ledger=keeps_ledger, domain=domain)
         writer: Writer
         if starter is not None:
-            recipe = partial(postgres_writer_setup, url, lock_timeout_seconds, keeps_ledger)
+            recipe = partial(postgres_writer_setup, url, lock_timeout_seconds, keeps_ledger, domain)
             writer = ProcessWriter(recipe, StepWire(tables.apply), starter)
         else:
             writer = GroupCommitWriter(task_database(url, lock_timeout_seconds))
