@@ -4,7 +4,8 @@ Every node is `headgate up` in a process of its own, and the load is spread over
 of them dispatches. On a machine with few cores they compete with each other, with the server and
 with the load. So beside each rate stands the processor's time that a task or a call costs in each
 role, and the time for which it keeps the one lock of the store. From these follows what nodes with
-cores of their own could do: the slowest of what can only be done in one place is the ceiling.
+cores of their own could do: the slowest of what can only be done in one place is the ceiling. Where
+each node is a domain of its own, nothing is done in one place but what the server does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -54,6 +55,7 @@ from benchmarks.report import Row, table
 from budgets.servers import PostgresServer, running_postgres
 from service.support import ServiceProcess, family, wait_until
 
+DOMAINS = 2
 CORES = 8
 """What two nodes, their writers, the server and the load need to be beside each other."""
 
@@ -146,19 +148,32 @@ RATES_HEADER = (
 
 
 class Fleet:
-    """Nodes on one database, of which the first dispatches."""
+    """Nodes on one database, of which the first dispatches, or each its own domain."""
 
-    def __init__(self, nodes: Sequence[ServiceProcess], server: PostgresServer, url: str) -> None:
+    def __init__(
+        self,
+        nodes: Sequence[ServiceProcess],
+        server: PostgresServer,
+        url: str,
+        *,
+        has_domains: bool = False,
+    ) -> None:
         self.nodes = nodes
         self.url = url
+        self.has_domains = has_domains
         self._server = server
+
+    @property
+    def domains(self) -> list[Fleet]:
+        """Each domain by itself."""
+        return [Fleet([node], self._server, self.url) for node in self.nodes]
 
     def roles(self) -> Roles:
         """Return what each role has used of the processor."""
-        first, *others = self.nodes
+        dispatchers = len(self.nodes) if self.has_domains else 1
         return Roles(
-            sum(cpu_seconds(node.pid) for node in others),
-            cpu_seconds(first.pid),
+            sum(cpu_seconds(node.pid) for node in self.nodes[dispatchers:]),
+            sum(cpu_seconds(node.pid) for node in self.nodes[:dispatchers]),
             sum(cpu_seconds(node.writer_pid) for node in self.nodes),
             sum(cpu_seconds(pid) for pid in family(self._server.pid)),
         )
@@ -184,22 +199,25 @@ class Fleet:
 
 
 @contextmanager
-def running_fleet(count: int, server: PostgresServer, upstream_port: int) -> Iterator[Fleet]:
+def running_fleet(
+    count: int, server: PostgresServer, upstream_port: int, *, has_domains: bool = False
+) -> Iterator[Fleet]:
     """Run nodes on a new database, from when all of them are ready."""
     url = server.new_database()
     settings = CONFIGURATION.read_text() + SETTINGS.format(port=upstream_port, model=MODEL)
     os.environ["BENCHMARK_KEY"] = "sk-benchmark"
     with ExitStack() as stack:
         nodes: list[ServiceProcess] = []
-        for _ in range(count):
+        for number in range(count):
             folder = stack.enter_context(_folder())
+            own = f'\n[store]\ndomain = "d{number}"\n' if has_domains else ""
             written = folder / "headgate.toml"
-            written.write_text(settings.replace(ROOM, MORE_ROOM) if nodes else settings)
+            written.write_text((settings.replace(ROOM, MORE_ROOM) if nodes else settings) + own)
             node = stack.enter_context(serving(folder, "--store", url, settings=written))
-            if not nodes:
+            if has_domains or not nodes:
                 wait_until(partial(_dispatches, node), seconds=READY_SECONDS)
             nodes.append(node)
-        yield Fleet(nodes, server, url)
+        yield Fleet(nodes, server, url, has_domains=has_domains)
 
 
 def _dispatches(node: ServiceProcess) -> bool:
@@ -221,9 +239,14 @@ def run(options: Options) -> bool:
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
                 found.append(runner.run(measure(fleet, sizes)))
+        with (
+            running_fleet(DOMAINS, server, upstream.port, has_domains=True) as fleet,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            domains = runner.run(measure_domains(fleet, sizes))
     after = os.getloadavg()[0]
     print(f"\nnodes: load average {before:.2f} before the run, {after:.2f} after it")
-    _show(found, sizes)
+    _show(found, domains, sizes)
     lock.show()
     met = _judge(found, lock)
     if options.quick:
@@ -237,11 +260,33 @@ async def measure(fleet: Fleet, sizes: Sizes) -> Measured:
     async with fleet.feeding(0) as feed:
         starts = [(await feed.start()).seen_ms for _ in range(sizes.starts)]
     async with fleet.feeding(BATCH_CONNECTIONS) as feed:
-        done = await _best(sizes, lambda: _done(fleet, feed, sizes))
+        work = _done(sizes.tasks, feed)
+        done = await _best(sizes, lambda: fleet.rate(sizes.tasks, work))
     calls = await _best(sizes, lambda: _calls(fleet, sizes))
     async with fleet.feeding(SINGLE_CONNECTIONS) as feed:
-        submits = await _best(sizes, lambda: _submits(fleet, feed, sizes))
+        more = _submits(sizes.tasks, feed)
+        submits = await _best(sizes, lambda: fleet.rate(sizes.tasks, more))
     return Measured(len(fleet.nodes), submits, done, calls, share_error, statistics.median(starts))
+
+
+async def measure_domains(fleet: Fleet, sizes: Sizes) -> list[Rate]:
+    """Measure submits, tasks and calls of domains that are fed at a time."""
+    tasks = sizes.tasks // len(fleet.nodes)
+
+    async def rate(connections: int, prepare: Callable[[Feed], Work]) -> Rate:
+        async with AsyncExitStack() as stack:
+            each = connections // len(fleet.nodes)
+            feeds = [await stack.enter_async_context(one.feeding(each)) for one in fleet.domains]
+            prepared = [prepare(feed) for feed in feeds]
+
+            async def beside() -> float:
+                return sum(await asyncio.gather(*(one() for one in prepared)))
+
+            return await _best(sizes, lambda: fleet.rate(sizes.tasks, beside))
+
+    done = await rate(BATCH_CONNECTIONS, partial(_done, tasks))
+    calls = await _best(sizes, lambda: _calls(fleet, sizes))
+    return [await rate(SINGLE_CONNECTIONS, partial(_submits, tasks)), done, calls]
 
 
 async def _best(sizes: Sizes, work: Callable[[], Awaitable[Rate]]) -> Rate:
@@ -250,22 +295,26 @@ async def _best(sizes: Sizes, work: Callable[[], Awaitable[Rate]]) -> Rate:
     return Rate(max(run.rate for run in runs), min((run.cost for run in runs), key=sum))
 
 
-async def _submits(fleet: Fleet, feed: Feed, sizes: Sizes) -> Rate:
-    requests = feed.singles(sizes.tasks, notBefore=NOT_DUE_YET)
+Work = Callable[[], Awaitable[float]]
+"""Does something that is prepared, and returns how many were done a second."""
+
+
+def _submits(tasks: int, feed: Feed) -> Work:
+    requests = feed.singles(tasks, notBefore=NOT_DUE_YET)
 
     async def work() -> float:
         return (await feed.submit(requests)).submitted
 
-    return await fleet.rate(sizes.tasks, work)
+    return work
 
 
-async def _done(fleet: Fleet, feed: Feed, sizes: Sizes) -> Rate:
-    requests = feed.batches(sizes.tasks)
+def _done(tasks: int, feed: Feed) -> Work:
+    requests = feed.batches(tasks)
 
     async def work() -> float:
-        return (await feed.run(requests, sizes.tasks)).done
+        return (await feed.run(requests, tasks)).done
 
-    return await fleet.rate(sizes.tasks, work)
+    return work
 
 
 async def _calls(fleet: Fleet, sizes: Sizes) -> Rate:
@@ -360,10 +409,11 @@ def done_lock_us(lock: LockTimes, count: int) -> float:
     return submit_lock_us(lock, count) + ran
 
 
-def _show(found: Sequence[Measured], sizes: Sizes) -> None:
+def _show(found: Sequence[Measured], domains: Sequence[Rate], sizes: Sizes) -> None:
     first = found[0]
-    for title, pick in RATES.items():
+    for (title, pick), apart in zip(RATES.items(), domains, strict=True):
         rows = [pick(one).row(f"{one.nodes}", pick(first).rate) for one in found]
+        rows.append(apart.row(f"{DOMAINS}, each a domain", pick(first).rate))
         table(f"nodes: {title.format(tasks=sizes.tasks)}", RATES_HEADER, rows)
 
 

@@ -46,7 +46,15 @@ def test_a_quick_benchmark_of_runs_prints_every_figure() -> None:
 
 
 NODE_FIGURES = (
-    *("1", "2", "submit", "plan, for this node", "settle, of another node", "beat and elect"),
+    *(
+        "1",
+        "2",
+        "2, each a domain",
+        "submit",
+        "plan, for this node",
+        "settle, of another node",
+        "beat and elect",
+    ),
     *("submits of two nodes, of one", "tasks done a second, two nodes"),
     *("start on another node, p50 ms", "error of a share, of all started"),
 )

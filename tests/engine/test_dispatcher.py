@@ -18,7 +18,7 @@ from headgate.core.money import Tokens
 from headgate.core.rate_limits import RateLimit
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import OnExhausted, OnParentFailure, TaskRecord, TaskStatus
-from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES
+from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES, NEWS_PAUSE_SECONDS
 from headgate.engine.supervisor import DISPATCHER_FAILS, NO_DISPATCHER
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executors.executor import WorkOrder
@@ -111,6 +111,32 @@ def test_news_that_a_change_at_this_node_overtook_brings_no_task_back() -> None:
         return state is not None and task_id in state.waiting
 
     assert not play(scenario, always(FOREVER_SECONDS), max_inflight=1)
+
+
+def test_news_is_read_at_once_and_then_gathers_for_a_moment() -> None:
+    async def scenario(service: Service) -> list[float]:
+        await service.submit()
+        store, dispatcher = service.engine.store, service.engine.dispatcher
+        queued, news = await store.get(await service.submit()), store.news
+        assert queued is not None
+        reads: list[float] = []
+
+        async def noted(epoch: int) -> News:
+            reads.append(service.now())
+            return News(records=(queued,), nodes=(await news(epoch)).nodes)
+
+        await asyncio.sleep(1.5)
+        store.news = noted  # type: ignore[method-assign]
+        began = service.now()
+        for _ in range(100):
+            dispatcher.refresh()
+            await asyncio.sleep(NEWS_PAUSE_SECONDS / 50)
+        await asyncio.sleep(2 * NEWS_PAUSE_SECONDS)
+        return [read - began for read in reads]
+
+    first, *later = play(scenario, always(FOREVER_SECONDS), max_inflight=1)
+    assert first < NEWS_PAUSE_SECONDS / 2
+    assert 1 <= len(later) <= 3
 
 
 def test_a_task_starts_at_its_time_and_not_before() -> None:

@@ -47,6 +47,9 @@ MAX_RECOVERED = 500
 RETRY_SECONDS = 0.5
 NEWS_SECONDS = 1.0
 
+NEWS_PAUSE_SECONDS = 0.003
+"""How long messages of other nodes gather after some were read: a read costs as much as fifty."""
+
 LOADED_AT_ONCE = 100
 """How many tasks are loaded between two turns of the loop, which has requests to answer."""
 
@@ -125,6 +128,7 @@ class Dispatcher:
         self._node_id = ""
         self._has_news = False
         self._news_at = 0.0
+        self._next_news_at = 0.0
         self._loads = 0
         self._pending_records: list[TaskRecord] = []
         self._pending_closures: list[GateClosure] = []
@@ -290,7 +294,8 @@ class Dispatcher:
             await self._recheck_unknown(state)
         now = self._store.now()
         # Who is never idle must hear of lost nodes, too.
-        if self._has_news or now >= self._news_at + self._patience(state):
+        is_told = self._has_news and now >= self._next_news_at
+        if is_told or now >= self._news_at + self._patience(state):
             await self._read_news(state, epoch)
             now = self._store.now()
         due = self._without_calls(state.fall_due(now))
@@ -416,9 +421,12 @@ class Dispatcher:
 
     async def _sleep(self) -> None:
         seconds = self._patience(self.dispatch_state)
-        next_at = None if self.dispatch_state is None else self.dispatch_state.next_at()
-        if next_at is not None:
-            seconds = min(seconds, max(0.0, next_at - self._store.now()))
+        if self.dispatch_state is not None:
+            next_at = self.dispatch_state.next_at()
+            if self._has_news:
+                next_at = min(self._next_news_at, inf if next_at is None else next_at)
+            if next_at is not None:
+                seconds = min(seconds, max(0.0, next_at - self._store.now()))
         if not await self._wake_up.sleep(seconds):
             self._has_news = True
 
@@ -439,6 +447,7 @@ class Dispatcher:
         self._loads += 1
         self._pending_records, self._pending_closures = [], []
         self._refused = []
+        self._next_news_at = 0.0
         self._unknown_writes.clear()
         self._wake_up.wake()
 
@@ -534,6 +543,8 @@ class Dispatcher:
                 self.recheck(record.task.id)
         if news.has_more:
             self.refresh()
+        elif news.records:
+            self._next_news_at = now + NEWS_PAUSE_SECONDS
         for task_id in news.gone:
             state.forget(task_id, now)
             self._feed.forget(task_id)
@@ -573,7 +584,8 @@ class Dispatcher:
             expirations += self._refuse(state, one, answer)
             not_applied.append(one)
             # Its node may be gone. The same plan again would be refused again, and so on.
-            self._has_news = self._has_news or answer.refused is None
+            if answer.refused is None:
+                self._has_news, self._next_news_at = True, 0.0
         if self._external is not None:
             await self._external.give_back(not_applied, epoch)
         self._refused += expirations

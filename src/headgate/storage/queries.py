@@ -184,12 +184,11 @@ def news(work: UnitOfWork, epoch: int, *, seen: int, most: int) -> tuple[News, i
     Return the number of the last message, too.
     """
     transaction, now = work.transaction, work.now
-    leader, received, live, counters, closed = transaction.read_all(
+    leader, received, live, closed = transaction.read_all(
         [
             (nodes.READ_LEADER, ()),
             nodes.messages_statement(DISPATCHER, seen=seen, limit=most),
             nodes.live_statement(now),
-            (_COUNTERS, ()),
             (_CLOSURES, (now,)),
         ]
     )
@@ -210,7 +209,6 @@ def news(work: UnitOfWork, epoch: int, *, seen: int, most: int) -> tuple[News, i
         ),
         opened=tuple(nodes.read_part(one.task_id) for one in messages if one.kind is Kind.OPENED),
         nodes=nodes.to_nodes(live),
-        tick=next((amount for name, amount in counters if name == TICK), 0),
         has_more=len(messages) == most,
     )
     return found_news, messages[-1].seq if messages else seen

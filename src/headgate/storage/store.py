@@ -434,7 +434,6 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     closures: tuple[GateClosure, ...] = ()
     opened: tuple[GatePart, ...] = ()
     nodes: tuple[Node, ...] = ()
-    tick: int = 0
     has_more: bool = False
 
 
