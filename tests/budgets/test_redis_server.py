@@ -114,12 +114,6 @@ async def test_an_old_server_is_refused(valkey_url: str, monkeypatch: pytest.Mon
         await open_and_close(valkey_url)
 
 
-async def test_a_cluster_is_refused() -> None:
-    refused = pytest.raises(LedgerUnavailableError, match="over a Redis Cluster is not supported")
-    with running_valkey("--cluster-enabled", "yes") as server, refused:
-        await open_and_close(server.url)
-
-
 async def test_a_replica_is_refused_at_the_start_and_grants_nothing_later(
     own_valkey: ValkeyServer,
 ) -> None:

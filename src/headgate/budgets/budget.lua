@@ -8,7 +8,7 @@
 -- that fails, for want of memory or on a replica, fails at its first write and has changed nothing.
 --
 -- KEYS are those named below. ARGV[1] is the step, ARGV[2] its parameters in MessagePack; the reply
--- is MessagePack too. Amounts are integers far below 2^53 and never leave MessagePack, which keeps
+-- is MessagePack too (ARGV[3]: see the end). Amounts are integers far below 2^53 and never leave MessagePack, which keeps
 -- them exact; numbers that Redis reads as text are written by `format`.
 --
 -- Most of the time goes into making tables and collecting them. So a reservation and a journal
@@ -16,7 +16,7 @@
 
 local IDENTITY, LIMITS, SCOPES, BALANCES, CHECKPOINT = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local RESERVATIONS, LEASES, FINISHED, JOURNAL = KEYS[6], KEYS[7], KEYS[8], KEYS[9]
-local KINDS = KEYS[10]
+local KINDS, STEPS_TAKEN = KEYS[10], KEYS[11]
 
 -- Looking up a global costs more inside Redis than most of what is done with it.
 local call, pack_one, unpack_one = redis.call, cmsgpack.pack, cmsgpack.unpack
@@ -853,5 +853,16 @@ local STEPS = {
   accounts = accounts,
 }
 local parameters = unpack_one(ARGV[2])
-if call('GET', IDENTITY) ~= parameters[1] then return answer('lost') end
-return STEPS[ARGV[1]](parameters)
+local is_lost = call('GET', IDENTITY) ~= parameters[1]
+
+-- A server that no other one replaces is told no more. Where a replica may be promoted, ARGV[3] is
+-- how many steps the caller knows to be on all of them, and the reply says how many there are now.
+-- Each step counts, also one that changes nothing else: then there is always something that
+-- replicas can confirm, and with it all that was written before.
+local known_steps = tonumber(ARGV[3])
+if not known_steps then
+  return is_lost and answer('lost') or STEPS[ARGV[1]](parameters)
+end
+if is_lost then return { answer('lost'), 0 } end
+if tonumber(call('GET', STEPS_TAKEN) or 0) < known_steps then return { answer('behind'), 0 } end
+return { STEPS[ARGV[1]](parameters), call('INCR', STEPS_TAKEN) }

@@ -24,6 +24,8 @@ KNOWN_URLS = (
     "redis://127.0.0.1:6379/0",
     "rediss://host:6379/0",
     "unix:///run/redis.sock",
+    "redis+sentinel://host:26379,host2:26379/service/0",
+    "redis+cluster://host:6379,host2:6379",
     "postgresql://host/database",
 )
 """One URL of each form."""
@@ -31,9 +33,6 @@ KNOWN_URLS = (
 _BACKENDS = {
     "sqlite": ("headgate.budgets.sqlite", "SqliteBudgetTracker"),
     "redis": ("headgate.budgets.redis", "RedisBudgetTracker"),
-    "rediss": ("headgate.budgets.redis", "RedisBudgetTracker"),
-    "unix": ("headgate.budgets.redis", "RedisBudgetTracker"),
-    "postgresql": ("headgate.budgets.postgres", "PostgresBudgetTracker"),
     "postgres": ("headgate.budgets.postgres", "PostgresBudgetTracker"),
 }
 
@@ -52,7 +51,8 @@ def connect_budget(url: str = "memory:") -> LedgerTracker:
         if not colon or rest:
             raise InvalidSettingError("url", "memory has no name or place; write memory:")
         return _load("headgate.budgets.local", "LocalBudgetTracker")()
-    backend = _BACKENDS.get(scheme)
+    kind = next((kind for kind, schemes in SCHEMES.items() if scheme in schemes), "")
+    backend = _BACKENDS.get(kind)
     if backend is None:
         problem = f"{scheme[:20]!r} is not a scheme that keeps budgets"
         raise InvalidSettingError("url", f"{problem}; write one as {', '.join(KNOWN_URLS)}")
@@ -84,7 +84,10 @@ URL_VARIABLE = "HEADGATE_BUDGET_URL"
 SCHEMES = {
     "local": ("memory",),
     "sqlite": ("sqlite",),
-    "redis": ("redis", "rediss", "unix"),
+    "redis": (
+        *("redis", "rediss", "unix"),
+        *("redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
+    ),
     "postgres": ("postgresql", "postgres"),
 }
 """By the kind of a ledger, the schemes of its URLs."""

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from math import inf
 from typing import Generic, TypeVar, cast
-from urllib.parse import parse_qsl, urlencode, urlunsplit
 
 from headgate.budgets.redis_script import (
     Accounts,
     Again,
     Batch,
+    Behind,
     Bounds,
     Claim,
     Done,
@@ -51,7 +51,7 @@ from headgate.budgets.redis_script import (
     script_text,
     short,
 )
-from headgate.budgets.redis_server import DEADLINE_SECONDS, RedisServer, split_url
+from headgate.budgets.redis_server import DEADLINE_SECONDS, RedisServer, parse_url
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
@@ -200,7 +200,7 @@ def _fail(
 DEFAULT_NAME = "default"
 KEY_NAMES = (
     *("identity", "limits", "scopes", "balances", "checkpoint"),
-    *("reservations", "leases", "finished", "journal", "kinds"),
+    *("reservations", "leases", "finished", "journal", "kinds", "steps"),
 )
 DEFAULT_BOUNDS = Bounds()
 MAX_NAME_LENGTH = 64
@@ -225,14 +225,15 @@ class RedisLedger:
         deadline_seconds: float = DEADLINE_SECONDS,
         accepts_unseen_policy: bool = False,
     ) -> None:
-        url, named = _split_url(url)
-        name = _check_name(ledger or named or DEFAULT_NAME)
+        place = parse_url(url)
+        name = _check_name(ledger or place.ledger or DEFAULT_NAME)
         self._keys = {key: f"{{headgate:budget:{name}}}:{key}" for key in KEY_NAMES}
         self._key_list = tuple(self._keys.values())
         self._clock = None if clock is time.time else clock
         self._bounds = bounds
         self._server = RedisServer(
-            url,
+            place,
+            self._key_list[0],
             script_text(),
             deadline_seconds=deadline_seconds,
             accepts_unseen_policy=accepts_unseen_policy,
@@ -396,6 +397,8 @@ class RedisLedger:
         reply = decode_reply(await self._server.run(step, self._key_list, parameters))
         if isinstance(reply, Lost):
             raise _lost()
+        if isinstance(reply, Behind):
+            raise _behind()
         return reply
 
     async def _read(self, *commands: tuple[str | int, ...]) -> list[object]:
@@ -492,18 +495,14 @@ def _latest(
     return found, len(found) >= limit or len(kept) < RECENT_ENTRIES
 
 
+def _behind() -> LedgerUnavailableError:
+    problem = "Redis has forgotten steps that its replicas had confirmed, and grants nothing"
+    return LedgerUnavailableError(f"{problem}; compare the budgets, and open the ledger again")
+
+
 def _lost() -> LedgerUnavailableError:
     problem = "Redis has lost this ledger, or it was replaced, and grants nothing"
     return LedgerUnavailableError(f"{problem}; set the budgets and open the ledger again")
-
-
-def _split_url(url: str) -> tuple[str, str | None]:
-    """Take the name of the ledger out of a URL; the rest is for redis-py."""
-    parts = split_url(url)
-    query = parse_qsl(parts.query, keep_blank_values=True)
-    names = [value for key, value in query if key == "ledger"]
-    rest = urlencode([(key, value) for key, value in query if key != "ledger"])
-    return urlunsplit(parts._replace(query=rest)), names[-1] if names else None
 
 
 def _check_name(name: str) -> str:
@@ -515,9 +514,10 @@ def _check_name(name: str) -> str:
 
 
 class RedisBudgetTracker(LedgerTracker):
-    """Budgets shared by everybody who reaches the same Redis or Valkey server.
+    """Budgets shared by everybody who reaches the same Redis or Valkey.
 
-    `redis://host:6379/0?ledger=name` chooses one of several ledgers on a server.
+    `redis://host:6379/0?ledger=name` chooses one of several ledgers on a server. With
+    `redis+sentinel://` or `redis+cluster://` nothing is granted that a failover could forget.
     """
 
     def __init__(self, url: str, *, ledger: str | None = None, clock: Clock = time.time) -> None:

@@ -153,6 +153,10 @@ class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
     """Nothing was applied: the ledger is not the one that was opened."""
 
 
+class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
+    """Nothing was applied: the ledger has taken fewer steps than the caller knows of."""
+
+
 class KeptLimit(msgspec.Struct, frozen=True, array_like=True):
     """A limit as it is kept; -1 is no limit in that unit."""
 
@@ -195,7 +199,7 @@ CHARGES_AT = 6
 CALLS: dict[str, Call | Adjustment] = {one.value: one for one in (*Call, *Adjustment)}
 
 encode = msgspec.msgpack.Encoder().encode
-StepReply = Done | Stale | Lost | Accounts | InForce
+StepReply = Done | Stale | Lost | Behind | Accounts | InForce
 _reply_decoder: msgspec.msgpack.Decoder[StepReply] = msgspec.msgpack.Decoder(StepReply)
 _entry_decoder = msgspec.msgpack.Decoder(KeptEntry)
 _row_decoder = msgspec.msgpack.Decoder(list[int])
