@@ -8,7 +8,7 @@ import sys
 
 ALL = (
     *("ledger", "replies", "service", "nodes", "api", "webhooks", "keys", "reloads", "slots"),
-    *("runs", "tenants", "gateway", "failover", "upgrade"),
+    *("runs", "tenants", "gateway", "failover", "redis_failover", "upgrade"),
 )
 
 
@@ -18,7 +18,8 @@ def main() -> int:
     parser.add_argument(
         "--backend",
         action="append",
-        help="sqlite, redis or postgres, of runs local, server or local-unknown; several",
+        help="sqlite, redis or postgres, of runs local, server or local-unknown, of ledgers on"
+        " Redis also redis-server, sentinel and cluster; several",
     )
     parser.add_argument("--kills", type=int, default=200, help="processes to kill a backend")
     parser.add_argument("--seconds", type=float, default=0.0, help="shortest time a backend")
@@ -27,7 +28,7 @@ def main() -> int:
     parser.add_argument("--reloads", type=int, default=1_000, help="reloads a backend")
     parser.add_argument("--calls", type=int, default=10_000, help="gateway: calls a backend")
     parser.add_argument("--slots", type=int, default=1_000, help="slots: how many")
-    parser.add_argument("--failovers", type=int, default=50, help="failover: how many")
+    parser.add_argument("--failovers", type=int, default=50, help="failovers a backend")
     parser.add_argument("--days", type=int, default=7, help="slots: virtual days")
     parser.add_argument(
         "--estimates",

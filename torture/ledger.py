@@ -28,7 +28,7 @@ from headgate.budgets.tracker import MAX_JOURNAL_ENTRIES, LedgerTracker
 from headgate.core.budgets.ledger import EMPTY, Balance, JournalEntry
 from headgate.core.budgets.reservations import Call
 from headgate.errors import LedgerUnavailableError
-from torture.backends import SHARED, running_ledger
+from torture.backends import LEDGERS, running_ledger
 from torture.ledger_worker import LONGEST_LEASE_SECONDS, WORKFLOWS, Count, session_of, work
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ async def _look(tracker: LedgerTracker, rounds: int, findings: Findings) -> None
 def run(options: argparse.Namespace) -> bool:
     """Torture each backend, print what was found, and tell whether all is right."""
     is_right = True
-    for backend in options.backend or SHARED:
+    for backend in options.backend or LEDGERS:
         started = time.monotonic()
         with running_ledger(backend) as url:
             found = asyncio.run(

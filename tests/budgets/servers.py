@@ -171,6 +171,7 @@ REPLICATED_SETTINGS = (
     *("--bind", "127.0.0.1"),
     *("--min-replicas-to-write", "1"),
     *("--repl-diskless-sync-delay", "0"),
+    *("--repl-ping-replica-period", "1", "--repl-timeout", "5"),
 )
 SERVICE = "headgate"
 TAKEN_OVER_SECONDS = 60.0
