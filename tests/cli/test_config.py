@@ -168,6 +168,9 @@ def test_a_variable_that_a_target_lacks_keeps_the_service_from_starting(
         ('[store]\nurl = "mysql://h/d"', "store.url: 'mysql' is not a scheme"),
         ('[store]\nurl = "postgresql://h/d?no=1"', "url: is not a PostgreSQL URL"),
         ('[ledger]\nurl = "redis://h/first"', "url: the database, "),
+        ('[ledger]\nurl = "redis+sentinel://h:26379"', "url: the name of the service follows"),
+        ('[ledger]\nurl = "redis+cluster://h:p"', "url: the host and the port cannot be read"),
+        ('[ledger]\nurl = "redis+other://h"', "ledger.url: 'redis+other' is not a scheme for it"),
         (
             '[upstreams.a]\nkind = "openai"\nslots = ["nowhere"]',
             "upstreams.a.slots[0]: no [[slots]] has the name 'nowhere'",
@@ -196,7 +199,7 @@ def test_check_contacts_nobody(here: Path, capsys: pytest.CaptureFixture[str]) -
             [store]
             url = "postgresql://{place}/tasks"
             [ledger]
-            url = "redis://{place}/0"
+            url = "redis+sentinel://{place}/service/0"
             [upstreams.near]
             kind = "openai"
             base_url = "http://{place}"

@@ -6,6 +6,7 @@ with a reason. What was taken is done in the end, by the process that was there 
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sqlite3
 import threading
@@ -16,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from budgets.servers import PostgresServer
+from budgets.servers import PostgresServer, running_replicas
+from budgets.support import assert_ledger_is_right
 from headgate.app import STORE_FILE
+from headgate.budgets.connect import connect_budget
+from headgate.core.budgets.reservations import Call
 from headgate.storage.sqlite import STORE_BUSY_TIMEOUT_SECONDS
 from service.support import Answer, Gate, ServiceProcess, running_service, wait_until
 
@@ -38,6 +42,7 @@ SOON_SECONDS = 30.0
 MOST_SECONDS = 20.0
 """How long a client may be kept waiting while the store fails."""
 ROOM_BYTES = 4_096
+ESTIMATE = {"tokens": 10, "usd": "0.001"}
 
 FULL = "disk I/O error"
 LOCKED = "is locked by another process"
@@ -195,6 +200,37 @@ def test_a_postgresql_that_is_restarted_is_told_and_outlived(
                 postgres.start()
             check_recovery(service, clients, running=running, gate=gate)
         check_refusals(service, clients, "PostgreSQL", most_seconds=MOST_SECONDS)
+
+
+@pytest.mark.parametrize("topology", ["sentinel", "cluster"])
+def test_a_ledger_that_fails_over_is_told_and_outlived(tmp_path: Path, topology: str) -> None:
+    with running_replicas(topology) as ledger:
+        arguments = (*config(tmp_path, lease_seconds=30.0), "--ledger", ledger.url)
+        with running_service(tmp_path, *arguments) as service:
+            first = service.submit(estimate=ESTIMATE)
+            assert service.wait_for(first)["state"] == "done"
+            port = ledger.wait_for_primary()
+            ledger.servers[port].kill()
+            waiting = [service.submit(estimate=ESTIMATE) for _ in range(20)]
+            ledger.wait_for_primary(other_than=port)
+            for task_id in waiting:
+                assert service.wait_for(task_id, seconds=60.0)["state"] == "done"
+            wait_until(service.is_ready, seconds=SOON_SECONDS, what=service.output)
+            assert "nothing was granted" in service.output()
+            assert service.stop() == 0
+        asyncio.run(check_books(ledger.url, {first, *waiting}))
+
+
+async def check_books(url: str, tasks: set[str]) -> None:
+    """See that each task was reserved and settled once, whichever server was asked."""
+    async with connect_budget(url) as tracker:
+        entries = await tracker.journal(limit=1_000)
+        for call in (Call.RESERVE, Call.COMMIT):
+            made = [entry.reservation_id.split(":")[0] for entry in entries if entry.call is call]
+            assert sorted(made) == sorted(tasks)
+        status = await tracker.status()
+        assert (status.reserved_micro_usd, status.reserved_tokens) == (0, 0)
+        await assert_ledger_is_right(tracker)
 
 
 def test_a_postgresql_that_is_away_at_the_start_is_told_in_one_line(tmp_path: Path) -> None:

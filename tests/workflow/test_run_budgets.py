@@ -154,6 +154,11 @@ ADDRESSES: list[tuple[str, str]] = [
     ("redis://us:hunter/22@x@host/0", "redis://us:***@host/0"),
     ("redis://user@host/0?db=3", "redis://user@host/0?db=3"),
     ("redis://host?db=3&password=hunter22", "redis://host?db=3&password=***"),
+    ("redis+cluster://:hunter22@h1,h2:7000", "redis+cluster://:***@h1,h2:7000"),
+    (
+        "redis+sentinel://u:hunter22@h1:1,h2:2/m/0?sentinel_password=hunter22",
+        "redis+sentinel://u:***@h1:1,h2:2/m/0?sentinel_password=***",
+    ),
     ("unix:///run/redis.sock?db=1", "unix:///run/redis.sock?db=1"),
     (
         "postgresql://host/d?options=-csearch_path%3Da",

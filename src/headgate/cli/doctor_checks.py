@@ -36,6 +36,7 @@ from headgate.config.loading import variables_of, variables_of_slot
 from headgate.config.messages import key_path
 from headgate.config.settings import OPTIONAL_KEYS
 from headgate.config.slot_keys import SlotKeys, read_key, read_upstream_key, upstream_headers
+from headgate.core.budgets.scopes import ROOT
 from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.fair_share import hour_of
 from headgate.core.money import format_usd
@@ -178,8 +179,9 @@ def telemetry_findings(settings: Settings) -> Iterator[Finding]:
 
 
 async def _reach(url: str) -> None:
-    async with connect_budget(url):
-        pass
+    async with connect_budget(url) as tracker:
+        # One step shows more than a connection: replicas of Redis must confirm it.
+        await tracker.ledger.accounts(ROOT, most=1)
 
 
 def _sqlite(path: Path, settings: Settings) -> Iterator[Finding]:

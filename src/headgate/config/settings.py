@@ -695,8 +695,9 @@ class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What keeps the budgets."""
 
     url: Text | None = None
-    """Where budgets are kept: a URL as for the store, or `redis://host:6379/0`. Without it the
-    store keeps them, and writes a task and its money together."""
+    """Where budgets are kept: a URL as for the store, `redis://host:6379/0`,
+    `redis+sentinel://host:26379,host2:26379/service/0` or `redis+cluster://host:6379`. Without it
+    the store keeps them, and writes a task and its money together."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -318,6 +318,10 @@ LEDGER_URLS = (
     "redis://127.0.0.1:6379/0",
     "rediss://host:6379/0",
     "unix:///redis.sock",
+    "redis+sentinel://host:26379,host2:26379/service/0",
+    "rediss+sentinel://host/service",
+    "redis+cluster://host:6379,host2:6379",
+    "rediss+cluster://host:6379",
 )
 
 
