@@ -29,6 +29,7 @@ from headgate.core.slots.status import (
     SlotState,
     next_wake,
     quota_source_words,
+    why_no_wake,
 )
 from headgate.core.slots.wakes import WakeMode, is_paused
 from headgate.core.task_view import closure_body, exact_moment
@@ -82,6 +83,7 @@ def slot_body(
         wake_modes=[mode.value for mode in WakeMode if mode in modes],
         wakes_enabled=bool(modes) and not (off or schedule.wake_auto_disabled),
         next_wake=next_wake(status.config, status.row, now),
+        no_wake_reason=why_no_wake(status.config, status.row),
         wake_pending=schedule.wake_pending,
         last_wake_at=_moment(schedule.last_wake_at),
         last_confirmed_at=_moment(schedule.last_confirmed_at),

@@ -463,12 +463,15 @@ def row_of(slot: SlotBody) -> tuple[str, ...]:
 def notes_of(slots: Sequence[SlotBody]) -> list[str]:
     """Return what a column would have no room for: why tasks wait, why a wake will be skipped."""
     waits = [f"  tasks of {one.name} wait: {_wait(one)}" for one in slots if one.wait_reason]
-    skipped = [
-        f"  next wake of {one.name}: {one.next_wake.text}"
-        for one in slots
-        if one.next_wake is not None and one.next_wake.is_skipped
-    ]
-    return [printable(line) for line in (*waits, *skipped)]
+    wakes = [f"  next wake of {one.name}: {_wake(one)}" for one in slots if _wake_needs_note(one)]
+    return [printable(line) for line in (*waits, *wakes)]
+
+
+def _wake_needs_note(slot: SlotBody) -> bool:
+    """Tell whether a wake is skipped or missing; what keeps the whole slot off is told already."""
+    if slot.next_wake is not None:
+        return slot.next_wake.is_skipped
+    return slot.enabled and bool(slot.no_wake_reason)
 
 
 def lines_of(slot: SlotBody) -> list[str]:
@@ -543,11 +546,13 @@ def _wake_soon(slot: SlotBody) -> str:
         return f"{countdown(wake.at)}: {'skipped' if wake.is_skipped else wake.mode}"
     if not slot.wake_modes:
         return "never"
-    return "" if slot.wakes_enabled else "disabled"
+    return "none" if slot.wakes_enabled else "disabled"
 
 
 def _wake(slot: SlotBody) -> str:
-    return "" if slot.next_wake is None else slot.next_wake.text
+    if slot.next_wake is not None:
+        return slot.next_wake.text
+    return f"none: {slot.no_wake_reason}" if slot.no_wake_reason else ""
 
 
 def _confirmation(slot: SlotBody) -> str:

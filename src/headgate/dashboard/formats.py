@@ -217,9 +217,7 @@ def next_wake_words(slot: SlotBody) -> str:
         return slot.next_wake.text
     if not slot.wake_modes:
         return "never: no wake mode is set"
-    if not slot.wakes_enabled:
-        return f"none: {slot.disabled_reason or 'it is disabled'}"
-    return "not known yet"
+    return f"none: {slot.no_wake_reason or slot.disabled_reason or 'it is disabled'}"
 
 
 def wake_mode_words(slot: SlotBody) -> str:

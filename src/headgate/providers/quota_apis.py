@@ -19,6 +19,7 @@ import msgspec
 
 from headgate.core.slots.quota import (
     RATE_LIMIT,
+    UNIFIED_LIMIT,
     QuotaFailure,
     QuotaFailureKind,
     QuotaLimit,
@@ -376,8 +377,6 @@ class RateRows:
 # `…-tokens-limit`, `-remaining` and `-reset`, and the same for requests, input and output tokens.
 # The windows of a plan come first.
 
-UNIFIED_LIMIT = "UNIFIED_LIMIT"
-"""The type of rows that are windows of a plan; the unit is the length, as `5h`."""
 API_VERSION = "2023-06-01"
 MAX_WINDOWS = 16
 

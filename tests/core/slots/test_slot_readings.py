@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.core.slots.polling import due_wake
+from headgate.core.slots.polling import due_wake, is_rate
 from headgate.core.slots.quota import QuotaLimit, QuotaReport
 from headgate.core.slots.slot import Reading, SlotConfig, SlotReading, SlotRow, read_answer, slides
 from headgate.core.slots.steps import begin, claim_poll, poll_done
@@ -83,6 +83,34 @@ def test_a_new_window_of_five_hours_never_slides(
     ends = left + opened_after + 5 * HOUR
     passed = left + opened_after + read_after
     assert not slides(CONFIG, reading(NOW + passed, ends - passed), kept(NOW, left))
+
+
+def test_a_window_of_a_plan_never_slides_however_its_reset_moves() -> None:
+    before, opened_again = window_of_plan(NOW, 100.0), window_of_plan(NOW + 2 * MINUTE, 1.0)
+    schedule = SlotSchedule(next_reset_epoch_ms=before.reset_ms)
+    row = SlotRow(name="work", schedule=schedule, reading=before.kept)
+    assert slides(CONFIG, reading(NOW + 2 * MINUTE, 2 * MINUTE), kept(NOW, 2 * MINUTE))
+    assert not slides(CONFIG, opened_again, row)
+
+
+def test_a_key_with_a_window_of_a_plan_is_no_rate_once_its_reset_was_answered() -> None:
+    read = window_of_plan(NOW, 1.0)
+    schedule = SlotSchedule(next_reset_epoch_ms=read.reset_ms, last_reset_marker=read.reset_ms)
+    assert not is_rate(SlotRow(name="work", schedule=schedule, reading=read.kept))
+
+
+def window_of_plan(now: float, percent: float) -> Reading:
+    """Return what a key of a plan tells: a window of its own, and a rate beside it."""
+    window = QuotaLimit(
+        type="UNIFIED_LIMIT",
+        unit="5h",
+        percentage=percent,
+        next_reset_epoch_ms=round((now + 2 * MINUTE) * 1_000),
+    )
+    rate = QuotaLimit(type="RATE_LIMIT", unit="tokens", usage=10.0, remaining=9.0)
+    read = read_answer(CONFIG, QuotaReport(limits=(window, rate)), now)
+    assert isinstance(read, Reading)
+    return read
 
 
 def test_a_sliding_reset_is_never_due() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from core.slots.wake_examples import BERLIN, berlin
 from headgate.core.slots.slot import SlotConfig, SlotReading, SlotRow
-from headgate.core.slots.status import next_wake
+from headgate.core.slots.status import next_wake, why_no_wake
 from headgate.core.slots.wakes import (
     SlotSchedule,
     WakeConfig,
@@ -139,3 +139,28 @@ def test_a_wake_for_a_rate_is_told_as_skipped() -> None:
     assert told is not None
     assert told.is_skipped
     assert "the limit of this key is a rate" in told.text
+
+
+def test_a_slot_with_a_mode_and_no_next_wake_says_why() -> None:
+    config, row = known(AFTER_RESET, open_until="14:41")
+    reset_ms = row.schedule.next_reset_epoch_ms
+    assert why_no_wake(config, row) == ""
+    for schedule, why in [
+        ({"next_reset_epoch_ms": None}, "no reset is known yet; the next reading tells it"),
+        (
+            {"last_reset_marker": reset_ms},
+            "the limit of this key is a rate, which has no window to open",
+        ),
+        ({"wake_auto_disabled": True, "disabled_reason": "no answer"}, "no answer"),
+        ({"slot_auto_disabled": True, "disabled_reason": "refused"}, "disabled, refused"),
+    ]:
+        changed = msgspec.structs.replace(row.schedule, **schedule)
+        without = msgspec.structs.replace(row, schedule=changed)
+        assert next_wake(config, without, NOON) is None
+        assert why_no_wake(config, without).startswith(why)
+    answered = msgspec.structs.replace(
+        row,
+        schedule=msgspec.structs.replace(row.schedule, last_reset_marker=reset_ms),
+        reading=None,
+    )
+    assert why_no_wake(config, answered).startswith("the last reset had its wake")

@@ -203,6 +203,8 @@ def _held_because(slot: SlotBody) -> str:
     why = slot.wait_reason or slot.disabled_reason or slot.last_error
     if not why and slot.next_wake is not None and slot.next_wake.is_skipped:
         return f"wake {slot.next_wake.text}"
+    if not why and slot.no_wake_reason:
+        return f"no wake: {slot.no_wake_reason}"
     return why.removeprefix(f"{slot.state}, ")
 
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from headgate.core.slots.quota import UNIFIED_LIMIT
 from headgate.core.slots.slot import Claim, SlotConfig, SlotReading, SlotRow, why_off
 from headgate.core.slots.wakes import (
     MAX_PAUSE_SECONDS,
@@ -291,6 +292,8 @@ def is_rate(row: SlotRow) -> bool:
     """Tell whether the last reading was one of a rate: its reset lies ahead whenever one asks."""
     reading = row.reading
     if reading is None or reading.resets_at is None or not is_sliding(row.schedule):
+        return False
+    if any(limit.type == UNIFIED_LIMIT for limit in reading.limits):
         return False
     return reading.resets_at > reading.read_at
 

@@ -20,6 +20,8 @@ TOKENS_LIMIT = "TOKENS_LIMIT"
 CREDIT_LIMIT = "CREDIT_LIMIT"
 RATE_LIMIT = "RATE_LIMIT"
 """The type of rows that are a rate of requests or tokens; the unit says of which."""
+UNIFIED_LIMIT = "UNIFIED_LIMIT"
+"""The type of rows that are windows of a plan; the unit is the length, as `5h`."""
 UNIT_HOURS = 3
 SUCCESS_CODE = 200
 EXHAUSTION_CODES = frozenset({1308, 1310, *range(1316, 1322)})

@@ -15,6 +15,7 @@ import msgspec
 from headgate.core.gates import ClosureCause, GateClosure
 from headgate.core.slots.quota import (
     RATE_LIMIT,
+    UNIFIED_LIMIT,
     QuotaFailure,
     QuotaFailureKind,
     QuotaLimit,
@@ -207,12 +208,12 @@ def _after(previous: SlotReading | None, read: Reading) -> Reading:
 def slides(config: SlotConfig, read: Reading, row: SlotRow) -> bool:
     """Tell whether the reset of a reading is the one before it, moved by the time that has passed.
 
-    A row that is a rate by its type does so. A window of its own would move so too if it ended and
-    another began between the two readings. Where it is longer than the time between polls that is
-    told apart; and never after a wake.
+    A row that is a rate by its type does so, and a window of a plan never does. Another window
+    would move so too if it ended and the next began between the two readings. Where it is longer
+    than the time between polls that is told apart; and never after a wake.
     """
-    if isinstance(read.driving, QuotaLimit) and read.driving.type == RATE_LIMIT:
-        return True
+    if isinstance(read.driving, QuotaLimit) and read.driving.type in {RATE_LIMIT, UNIFIED_LIMIT}:
+        return read.driving.type == RATE_LIMIT
     last_ms, previous = row.schedule.next_reset_epoch_ms, row.reading
     if previous is None or previous.resets_at is None or last_ms is None or read.reset_ms is None:
         return False

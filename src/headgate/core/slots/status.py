@@ -128,6 +128,8 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     """Whether it is woken."""
     next_wake: NextWakeBody | None = None
     """The wake that comes first."""
+    no_wake_reason: str = ""
+    """Why no wake is ahead; left out if one is ahead, or if no mode is set."""
     wake_pending: bool
     """Whether a wake is not confirmed yet."""
     last_wake_at: datetime | None = None
@@ -242,6 +244,31 @@ def next_wake(config: SlotConfig, row: SlotRow, now: float) -> NextWakeBody | No
         return None
 
 
+def why_no_wake(config: SlotConfig, row: SlotRow) -> str:
+    """Return why a slot with a wake mode has no wake ahead; "" if it has one, or has no mode."""
+    schedule, modes = row.schedule, config.wake.wake_modes
+    if not modes:
+        return ""
+    off = why_off(config, row)
+    if off or schedule.wake_auto_disabled:
+        return off or schedule.disabled_reason
+    if WakeMode.TIMES in modes or schedule.wake_pending:
+        return ""
+    if WakeMode.INTERVAL in modes:
+        return "" if schedule.last_interval_fire is not None else "the slot has not started yet"
+    reset_ms = schedule.next_reset_epoch_ms
+    if reset_ms is None:
+        return "no reset is known yet; the next reading tells it"
+    if is_rate(row):
+        return _NO_WINDOW
+    is_answered = reset_ms == schedule.last_reset_marker
+    return _RESET_ANSWERED if is_answered else ""
+
+
+_NO_WINDOW = "the limit of this key is a rate, which has no window to open"
+_RESET_ANSWERED = "the last reset had its wake; the next reading tells the next reset"
+
+
 def _of_trigger(config: SlotConfig, row: SlotRow, trigger: WakeTrigger, now: float) -> NextWakeBody:
     schedule = row.schedule
     # A pause holds what is due; it is sent when the pause ends.
@@ -255,7 +282,7 @@ def _of_trigger(config: SlotConfig, row: SlotRow, trigger: WakeTrigger, now: flo
         text = f"{when}: skipped, the window is open until {_local(config, ends_at, now)}"
         text += "" if then is None else f"; the next one at {_local(config, then, now)}"
     elif has_no_window:
-        text = f"{when}: skipped, the limit of this key is a rate, which has no window to open"
+        text = f"{when}: skipped, {_NO_WINDOW}"
     elif trigger.mode is WakeMode.TIMES and at > now:
         text = f"{when}: set in wake_times"
     else:
