@@ -306,6 +306,32 @@ def test_a_key_whose_rate_is_used_up_rests_before_it_is_refused(
     asyncio.run(scenario())
 
 
+def test_a_call_that_all_keys_refuse_has_waited_until_its_last_try(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, upstreams=SLOTS, environ=KEYS) as gateway:
+            for key in KEYS.values():
+                gateway.upstream.account(key).fail(429, retry_after="1")
+            waiting = gateway.start(MESSAGES)
+            await gateway.until(lambda: keyed(gateway.upstream, "KEY_B") == 1)
+            await gateway.until_waiting()
+            (live,) = gateway.calls.live()
+            shown = (await gateway.client.get(f"/calls/{live.id}")).json()
+            assert not {"startedAt", "waitedMs", "slot", "keyRule"} & set(shown), shown
+            why = (await gateway.client.get(f"/calls/{live.id}/why")).json()
+            assert "none of its slots is open" in why["reasons"][0]["message"]
+            assert not {"slot", "keyRule"} & set(why)
+            answer = await waiting
+            assert answer.status_code == 200, answer.text
+            waited_ms = int(answer.headers["x-headgate-waited-ms"])
+            assert waited_ms >= 900
+            record = await gateway.record(answer)
+            assert record.started_at is not None
+            assert round(1_000 * (record.started_at - record.created_at)) == waited_ms
+            assert record.slot in ("a", "b")
+
+    asyncio.run(scenario())
+
+
 def test_rates_of_the_settings_hold_for_calls(tmp_path: Path) -> None:
     async def scenario() -> None:
         text = '[rate_limits."upstream:openai"]\nkind = "target"\nrequests_per_minute = 2\n'

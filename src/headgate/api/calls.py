@@ -236,7 +236,9 @@ def call_body(record: CallRecord, caller: Caller) -> CallBody:
     if error is not None and caller.is_bound:
         error = without_figures(error, lambda scope: caller.bounds.may_charge(Scope(scope)))
     is_own_token = not caller.is_bound or record.token_id == caller.token_id
-    has_waited = record.started_at or record.ended_at
+    # One that waits again after a try has not started: nothing of that try is left.
+    started_at = None if record.state is CallState.WAITING else record.started_at
+    has_waited = started_at or record.ended_at
     return CallBody(
         call_id=record.id,
         state=record.state,
@@ -254,7 +256,7 @@ def call_body(record: CallRecord, caller: Caller) -> CallBody:
         token_id=record.token_id if is_own_token else "",
         task_id=record.task_id,
         created_at=exact_moment(record.created_at),
-        started_at=moment(record.started_at),
+        started_at=moment(started_at),
         first_byte_at=moment(record.first_byte_at),
         ended_at=moment(record.ended_at),
         waited_ms=None if has_waited is None else _milliseconds(has_waited - record.created_at),

@@ -34,13 +34,14 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One call through the gateway, as people see it; times are Unix seconds, money micro-dollars.
 
     `model` is what the client asked for, `upstream_model` what was sent upstream if an alias named
-    another. It started once it had its permits and its money. `slot` is the name of a key, never
-    the key, and `key_rule` a sentence that says why it was that one. `status` is what the client
-    got, `tries` how many requests were sent upstream. `tokens` and `micro_usd` are what was booked,
-    and the assumed amounts the part of it that nobody reported. `task_id` is the running task whose
-    call it is. `prompt_chars` is the size of a prompt whose tokens say something of others, and
-    `response_id` the name under which its provider keeps the response. `reservation_id` is set
-    while a response is made in the background: what it held is booked until somebody says its cost.
+    another. `started_at` is when its last try had its permits and its money. `slot` is the name of
+    a key, never the key, and `key_rule` a sentence that says why it was that one. `status` is what
+    the client got, `tries` how many requests were sent upstream. `tokens` and `micro_usd` are what
+    was booked, and the assumed amounts the part of it that nobody reported. `task_id` is the
+    running task whose call it is. `prompt_chars` is the size of a prompt whose tokens say something
+    of others, and `response_id` the name under which its provider keeps the response.
+    `reservation_id` is set while a response is made in the background: what it held is booked until
+    somebody says its cost.
     """
 
     id: str

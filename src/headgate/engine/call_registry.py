@@ -575,7 +575,7 @@ class Calls:
         call.rate_charges += planned.rate_charges
         call.change(
             state=CallState.RUNNING,
-            started_at=call.record.started_at or now,
+            started_at=now,
             slot=slot,
             key_rule=key_rule,
             reserved_tokens=held.tokens,
@@ -662,13 +662,19 @@ class Calls:
         )
         call.turn = asyncio.get_running_loop().create_future()
         call.attempt = None
-        call.change(state=CallState.WAITING, upstream=route.upstream, upstream_model=route.model)
+        call.change(
+            state=CallState.WAITING,
+            upstream=route.upstream,
+            upstream_model=route.model,
+            slot=None,
+            key_rule="",
+        )
         self._queue(call)
 
     def go_away(self, call: LiveCall, *, seconds: float) -> None:
         """Keep the place of a call whose client was asked to come back, and free what it has."""
         if call.identity:
-            call.change(state=CallState.WAITING)
+            call.change(state=CallState.WAITING, slot=None, key_rule="")
             until = self._now() + seconds
             self._give_up(self._away.add(call.identity, call.record, until))
         self.hand_over(call)

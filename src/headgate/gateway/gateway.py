@@ -458,10 +458,11 @@ def reached_at(address: str) -> str:
     return f"{parts.scheme}://127.0.0.1:{parts.port}"
 
 
-def call_headers(live: LiveCall) -> list[tuple[bytes, bytes]]:
-    """Return which call an answer is of, and for how long it has waited."""
+def call_headers(live: LiveCall, now: float) -> list[tuple[bytes, bytes]]:
+    """Return which call an answer is of, and for how long it has waited; one that waits, so far."""
     record = live.record
-    waited = (record.started_at or record.created_at) - record.created_at
+    until = None if record.state is CallState.WAITING else record.started_at or record.ended_at
+    waited = (until or now) - record.created_at
     return [
         (b"x-headgate-call-id", record.id.encode()),
         (b"x-headgate-waited-ms", b"%d" % round(1_000 * max(0.0, waited))),
@@ -583,14 +584,41 @@ class Gateway:
         except ClientGoneError:
             return
         except _Refusal as refusal:
-            await _fail(client, protocol, refusal)
+            await self._fail(client, protocol, refusal)
         except ApiError as error:
-            await _fail(client, protocol, _refusal_of(error))
+            await self._fail(client, protocol, _refusal_of(error))
         except HeadgateError as error:
-            await _fail(client, protocol, _refusal_of(api_error_of(error)))
+            await self._fail(client, protocol, _refusal_of(api_error_of(error)))
         except Exception:
             log.exception("a call failed", request_id=request.request_id.decode("ascii", "replace"))
-            await _fail(client, protocol, _Refusal(Failure.INTERNAL, "an error of the gateway"))
+            refusal = _Refusal(Failure.INTERNAL, "an error of the gateway")
+            await self._fail(client, protocol, refusal)
+
+    async def _fail(self, client: Client, protocol: Protocol, refusal: _Refusal) -> None:
+        """Tell a client that its call is not answered: in its open stream, or instead of one."""
+        if client.has_gone:
+            return
+        if client.has_head:
+            relay = client.relay or StreamRelay(protocol)
+            seconds = refusal.retry_after_seconds
+            await client.piece(
+                relay.fail(refusal.failure, refusal.message, retry_after_seconds=seconds)
+            )
+            await client.end()
+            return
+        name = client_of(RequestHeaders(client.request.all_headers()))
+        answer = error_answer(
+            protocol,
+            refusal.failure,
+            refusal.message,
+            client=name,
+            resets_at=refusal.resets_at,
+            retry_after_seconds=refusal.retry_after_seconds,
+        )
+        headers = [_JSON, *answer.headers]
+        if client.live is not None:
+            headers += call_headers(client.live, self._api.engine.now())
+        await client.whole(answer.status, headers, answer.body)
 
     async def _serve(self, client: Client, prefixed: Path) -> None:
         """Answer a request, or have the node that decides answer it, whichever that is by then."""
@@ -1707,7 +1735,7 @@ class Gateway:
 
         Codex shows its user how much of each window is used.
         """
-        headers = call_headers(live)
+        headers = call_headers(live, self._api.engine.now())
         if asked.max_tokens is not None:
             headers.append((b"x-headgate-max-tokens", b"%d" % asked.max_tokens))
         found = self._remaining.get(asked.who.scopes, asked.sender.caller.bounds)
@@ -2091,33 +2119,6 @@ def _refusal_of(error: ApiError) -> _Refusal:
     failure = _BY_STATUS.get(status, usual)
     seconds = 5.0 if failure in (Failure.TRY_AGAIN, Failure.UNAVAILABLE) else None
     return _Refusal(failure, error.body.error, retry_after_seconds=seconds)
-
-
-async def _fail(client: Client, protocol: Protocol, refusal: _Refusal) -> None:
-    """Tell a client that its call is not answered, in a stream that is open or instead of one."""
-    if client.has_gone:
-        return
-    if client.has_head:
-        relay = client.relay or StreamRelay(protocol)
-        seconds = refusal.retry_after_seconds
-        await client.piece(
-            relay.fail(refusal.failure, refusal.message, retry_after_seconds=seconds)
-        )
-        await client.end()
-        return
-    name = client_of(RequestHeaders(client.request.all_headers()))
-    answer = error_answer(
-        protocol,
-        refusal.failure,
-        refusal.message,
-        client=name,
-        resets_at=refusal.resets_at,
-        retry_after_seconds=refusal.retry_after_seconds,
-    )
-    headers = [_JSON, *answer.headers]
-    if client.live is not None:
-        headers += call_headers(client.live)
-    await client.whole(answer.status, headers, answer.body)
 
 
 # What the gateway answers to, as the description of the API has it. `Gateway.serve` takes a request

@@ -67,14 +67,14 @@ class CallBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     created_at: datetime
     """When it came."""
     started_at: datetime | None = None
-    """When it had its permits and its money."""
+    """When its last try had its permits and its money; left out while it waits."""
     first_byte_at: datetime | None = None
     """When the first byte of the answer came."""
     ended_at: datetime | None = None
     waited_ms: int | None = None
-    """How long it waited."""
+    """How long it waited before its last try; left out while it waits."""
     slot: str | None = None
-    """The name of the key that it used."""
+    """The name of the key that it used; left out while it waits."""
     key_rule: str = ""
     """Why it got that key."""
     status: int | None = None
