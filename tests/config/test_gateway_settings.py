@@ -31,6 +31,9 @@ from headgate.executors.targets import (
 
 CANARY = "sk-canary-of-the-upstream-0123456789"
 SLOT = '[[slots]]\nname = "work"\nprovider = "zai"\nkey_env = "ZAI_KEY"\n'
+OTHER_SLOTS = "".join(
+    SLOT.replace("work", name).replace('"zai"', f'"{name}"') for name in ("anthropic", "openai")
+)
 HOUSE = '[upstreams.house]\nkind = "openai"\n'
 
 
@@ -118,6 +121,19 @@ WRONG_UPSTREAMS: list[tuple[str, str, str]] = [
         'kind = "openai"\nslots = ["work", "work"]',
         "slots[1]",
         "'work' is in the list already; leave it out",
+    ),
+    (
+        'kind = "openai"\nslots = ["work"]',
+        "slots[0]",
+        "'work' is a slot of zai, and without base_url its key would go to openai; write base_url",
+    ),
+    *(
+        (
+            f'kind = "{kind}"\nslots = ["{slot}"]',
+            "slots[0]",
+            f"'{slot}' is a slot of {slot}, and an upstream of kind {kind} takes no key of {slot}",
+        )
+        for kind, slot in (("openai", "anthropic"), ("anthropic", "openai"))
     ),
     (
         f'kind = "openai"\nkey_env = "{CANARY}"',
@@ -208,7 +224,7 @@ def test_a_wrong_upstream_is_one_line_that_names_the_key_and_no_secret(
     table: str, key: str, problem: str, file: Path
 ) -> None:
     with pytest.raises(InvalidSettingError) as caught:
-        loaded(file, f"[upstreams.house]\n{table}\n{SLOT}")
+        loaded(file, f"[upstreams.house]\n{table}\n{SLOT}{OTHER_SLOTS}")
     line = str(caught.value)
     assert caught.value.field == f"{UPSTREAM}.{key}"
     assert problem in caught.value.problem, line

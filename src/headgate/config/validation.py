@@ -14,6 +14,7 @@ import msgspec
 
 from headgate.config.messages import key_path
 from headgate.config.settings import (
+    BASE_URLS,
     DEFAULT_PROJECT,
     SLOTS,
     UPSTREAMS,
@@ -40,7 +41,7 @@ from headgate.errors import (
 )
 from headgate.executors.targets import BUILT_IN_TARGETS, GatewayTarget
 from headgate.executors.templates import KEY
-from headgate.providers.endpoints import HTTP_JSON, ProviderEndpoint, check_endpoint
+from headgate.providers.endpoints import HTTP_JSON, ZAI, ProviderEndpoint, check_endpoint
 from headgate.providers.http_headers import HEADER_NAME
 from headgate.redaction import redacted
 
@@ -241,6 +242,7 @@ def _check_upstream(settings: Settings, upstream: UpstreamSettings, where: tuple
             raise InvalidSettingError(field, problem)
         if slot in upstream.slots[:place]:
             raise InvalidSettingError(field, f"{_shown(slot)} is in the list already; leave it out")
+    _check_slot_providers(settings, upstream, where)
     for place, pattern in enumerate(upstream.models):
         if not pattern.isprintable() or pattern.strip() != pattern:
             problem = "is a name or a pattern as claude-*, printable, with no space at its ends"
@@ -253,6 +255,22 @@ def _check_upstream(settings: Settings, upstream: UpstreamSettings, where: tuple
     endpoint = ProviderEndpoint(base_url=upstream.base_url, headers=upstream.headers)
     check_endpoint(upstream.kind, endpoint, setting=key_path(*where))
     _check_base_url(settings, upstream, key_path(*where, "base_url"))
+
+
+def _check_slot_providers(
+    settings: Settings, upstream: UpstreamSettings, where: tuple[str, str]
+) -> None:
+    """Refuse an upstream that would get the key of another provider."""
+    for place, name in enumerate(upstream.slots):
+        provider, kind = settings.slots[name].provider, upstream.kind
+        problem = ""
+        if provider in BASE_URLS and provider != kind:
+            problem = f"and an upstream of kind {kind} takes no key of {provider}"
+        elif provider == ZAI and upstream.base_url is None:
+            problem = f"and without base_url its key would go to {kind}; write base_url"
+        if problem:
+            line = f"{_shown(name)} is a slot of {provider}, {problem}"
+            raise InvalidSettingError(key_path(*where, SLOTS, f"[{place}]"), line)
 
 
 def _check_base_url(settings: Settings, upstream: UpstreamSettings, field: str) -> None:

@@ -591,8 +591,8 @@ class Gateway:
             await self._fail(client, protocol, _refusal_of(api_error_of(error)))
         except Exception:
             log.exception("a call failed", request_id=request.request_id.decode("ascii", "replace"))
-            refusal = _Refusal(Failure.INTERNAL, "an error of the gateway")
-            await self._fail(client, protocol, refusal)
+            fault = _Refusal(Failure.INTERNAL, "an error of the gateway")
+            await self._fail(client, protocol, fault)
 
     async def _fail(self, client: Client, protocol: Protocol, refusal: _Refusal) -> None:
         """Tell a client that its call is not answered: in its open stream, or instead of one."""

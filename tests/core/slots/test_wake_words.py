@@ -145,7 +145,7 @@ def test_a_slot_with_a_mode_and_no_next_wake_says_why() -> None:
     config, row = known(AFTER_RESET, open_until="14:41")
     reset_ms = row.schedule.next_reset_epoch_ms
     assert why_no_wake(config, row) == ""
-    for schedule, why in [
+    expected: list[tuple[dict[str, object], str]] = [
         ({"next_reset_epoch_ms": None}, "no reset is known yet; the next reading tells it"),
         (
             {"last_reset_marker": reset_ms},
@@ -153,7 +153,8 @@ def test_a_slot_with_a_mode_and_no_next_wake_says_why() -> None:
         ),
         ({"wake_auto_disabled": True, "disabled_reason": "no answer"}, "no answer"),
         ({"slot_auto_disabled": True, "disabled_reason": "refused"}, "disabled, refused"),
-    ]:
+    ]
+    for schedule, why in expected:
         changed = msgspec.structs.replace(row.schedule, **schedule)
         without = msgspec.structs.replace(row, schedule=changed)
         assert next_wake(config, without, NOON) is None
