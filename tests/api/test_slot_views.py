@@ -65,10 +65,13 @@ STATES = [
     (status(reading=reading(resets_at=NOW + 1, is_exhausted=True)), "exhausted"),
     # The first reading after the reset frees its tasks, not the clock.
     (status(reading=reading(resets_at=NOW - 1, is_exhausted=True)), "exhausted"),
-    (status(reading=reading(), schedule=SlotSchedule(paused_until=NOW + 9)), "paused"),
+    (status(reading=reading(), schedule=SlotSchedule(paused_until=NOW + 9)), "closed"),
+    (status(schedule=SlotSchedule(paused_until=NOW + 9, paused_why="not set")), "no_key"),
+    (status(schedule=SlotSchedule(paused_until=NOW - 9, paused_why="not set")), "no_key"),
     (status(reading=reading(), schedule=SlotSchedule(paused_until=NOW - 9)), "cold"),
     (status(schedule=SlotSchedule(slot_auto_disabled=True, disabled_reason="no")), "disabled"),
-    (status(is_off=True), "disabled"),
+    (status(is_off=True), "paused"),
+    (status(is_off=True, is_enabled=False), "disabled"),
     (status(is_enabled=False), "disabled"),
 ]
 
@@ -77,7 +80,7 @@ STATES = [
 def test_the_state_is_told_from_what_is_known(given: SlotStatus, state: str) -> None:
     body = slot_body(given, NOW)
     assert body.state == state
-    assert body.enabled == (state != "disabled")
+    assert body.enabled == (state not in ("disabled", "paused"))
 
 
 @pytest.mark.parametrize(

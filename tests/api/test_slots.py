@@ -177,7 +177,7 @@ def test_a_used_up_slot_is_unavailable_and_says_until_when(stage: Stage) -> None
 def test_a_disabled_slot_is_not_woken(stage: Stage) -> None:
     assert stage.client.post("/slots/resting/warm").problem["code"] == "slot_unavailable"
     disabled = stage.client.post("/slots/work/disable")
-    assert (disabled.status, disabled.json["state"]) == (200, "disabled")
+    assert (disabled.status, disabled.json["state"]) == (200, "paused")
     assert disabled.json["waitReason"]
     assert stage.client.post("/slots/work/warm").problem["code"] == "slot_unavailable"
     enabled = stage.client.post("/slots/work/enable")

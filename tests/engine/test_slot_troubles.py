@@ -193,7 +193,7 @@ def test_a_key_file_that_is_away_for_a_moment_costs_the_slot_a_minute() -> None:
         await stage.until(0.505)
         hold = stage.status().standing.closure
         assert hold is not None
-        assert hold.why.startswith("paused, the key cannot be had: slots.work.key_file")
+        assert hold.why.startswith("no key: slots.work.key_file")
         there["is"] = True
         await stage.until(0.52)
         assert stage.status().standing.closure is None

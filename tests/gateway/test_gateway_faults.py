@@ -332,6 +332,43 @@ def test_a_call_that_all_keys_refuse_has_waited_until_its_last_try(tmp_path: Pat
     asyncio.run(scenario())
 
 
+def test_a_call_is_refused_at_once_when_no_key_can_come_back_by_itself(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        keys = {"KEY_A": KEYS["KEY_A"]}
+        upstreams = SLOTS.replace('key_env = "KEY_A"', 'key_env = "KEY_A"\nenabled = false')
+        async with gateway_service(tmp_path, upstreams=upstreams, environ=keys) as gateway:
+            slots = gateway.service.api.slots
+            await gateway.until(lambda: all(one.standing.closure for one in slots.statuses()))
+            async with asyncio.timeout(10.0):
+                answer = await gateway.ask(MESSAGES)
+            assert answer.status_code == 401, answer.text
+            said = error_of(answer)["message"]
+            assert said == (
+                "upstream 'anthropic' has no key that works: slot a (disabled in the configuration)"
+                ", slot b (no key: slots.b.key_env: the variable KEY_B is not set"
+                "; set it where the service starts)"
+            )
+            shown = (await gateway.client.get("/slots/b")).json()
+            assert shown["state"] == "no_key"
+            assert "waitUntil" not in shown, "a countdown would begin again each minute"
+            assert (await gateway.latest()).state.value == "refused"
+
+    asyncio.run(scenario())
+
+
+def test_a_call_waits_for_a_key_that_was_paused_by_hand(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, upstreams=SLOTS, environ=KEYS) as gateway:
+            for slot in ("a", "b"):
+                assert (await gateway.client.post(f"/slots/{slot}/disable")).status_code == 200
+            waiting = gateway.start(MESSAGES)
+            await gateway.until_waiting()
+            assert (await gateway.client.post("/slots/a/enable")).status_code == 200
+            assert (await waiting).status_code == 200
+
+    asyncio.run(scenario())
+
+
 def test_rates_of_the_settings_hold_for_calls(tmp_path: Path) -> None:
     async def scenario() -> None:
         text = '[rate_limits."upstream:openai"]\nkind = "target"\nrequests_per_minute = 2\n'

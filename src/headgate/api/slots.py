@@ -99,12 +99,14 @@ def slot_body(
 
 
 def _state(status: SlotStatus, now: float, *, is_closed: bool) -> SlotState:
-    reading = status.row.reading
-    if why_off(status.config, status.row):
-        return "disabled"
-    if is_paused(status.row.schedule, now):
-        return "paused"
-    if reading is not None and is_exhausted(status.config, reading, now):
+    config, row, reading = status.config, status.row, status.row.reading
+    if why_off(config, row):
+        return "paused" if config.is_enabled and row.is_off else "disabled"
+    if row.schedule.paused_why:
+        return "no_key"
+    if is_paused(row.schedule, now):
+        return "closed"
+    if reading is not None and is_exhausted(config, reading, now):
         return "exhausted"
     if is_closed:
         return "closed"

@@ -451,7 +451,7 @@ def row_of(slot: SlotBody) -> tuple[str, ...]:
     """Return one line of a table of slots."""
     return (
         slot.name,
-        slot.state,
+        _state(slot),
         percent(slot.percent_used),
         "" if slot.resets_at is None else _reset_soon(slot.resets_at),
         _wake_soon(slot),
@@ -492,7 +492,7 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("slot", slot.name),
         ("provider", slot.provider),
         ("plan", slot.level or ""),
-        ("state", slot.state),
+        ("state", _state(slot)),
         ("reason", "" if slot.wait_reason == slot.disabled_reason else slot.disabled_reason),
         ("holds tasks", _wait(slot)),
         ("closed by", _closers(slot)),
@@ -511,6 +511,12 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("wake loop", _loop(slot.wake_loop)),
         ("quota loop", _loop(slot.quota_loop)),
     ]
+
+
+def _state(slot: SlotBody) -> str:
+    from headgate.core.slots.status import state_words  # noqa: PLC0415
+
+    return state_words(slot.state)
 
 
 def _wait(slot: SlotBody) -> str:
@@ -546,7 +552,7 @@ def _wake_soon(slot: SlotBody) -> str:
         return f"{countdown(wake.at)}: {'skipped' if wake.is_skipped else wake.mode}"
     if not slot.wake_modes:
         return "never"
-    return "none" if slot.wakes_enabled else "disabled"
+    return "none" if slot.wakes_enabled or slot.state == "paused" else "disabled"
 
 
 def _wake(slot: SlotBody) -> str:

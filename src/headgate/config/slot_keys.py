@@ -149,6 +149,7 @@ def slot_config(settings: Settings, slot: SlotSettings, key: str | None) -> Slot
         limit_unit=slot.limit_unit,
         key_digest=_key_digest(slot, key),
         settings_digest=_settings_digest(quota, slot, key),
+        has_fixed_key=slot.key_env is not None,
         projects=slot.projects,
     )
 

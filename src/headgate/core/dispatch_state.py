@@ -934,6 +934,11 @@ class SlotGates:
             and not self._is_closed(one, with_full=with_full)
         ]
 
+    def unusable(self, provider: str, project_id: str) -> list[SlotStanding]:
+        """Return the slots that a project may use, if none of them can come back by itself."""
+        own = [one for one in self._by_provider.get(provider, ()) if one.is_for(project_id)]
+        return own if all(one.is_unusable for one in own) else []
+
     def _is_closed(self, standing: SlotStanding, *, with_full: bool) -> bool:
         part = _part(standing.name)
         if with_full and standing.closure is None:

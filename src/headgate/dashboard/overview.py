@@ -323,9 +323,10 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
         elif slot.state == "exhausted":
             yield _slot_attention(slot, "warning", f"is exhausted: {_awaited(slot)}.")
         elif slot.state == "paused":
-            yield _slot_attention(
-                slot, "warning", f"is paused: {slot.wait_reason or 'its tasks wait'}."
-            )
+            why = slot.wait_reason.removeprefix("paused ")
+            yield _slot_attention(slot, "warning", f"is paused {why}.")
+        elif slot.state == "no_key":
+            yield _slot_attention(slot, "bad", f"has {slot.wait_reason}.")
         elif slot.state == "closed":
             yield _slot_attention(
                 slot, "warning", f"is closed: {slot.wait_reason or 'its tasks wait'}."

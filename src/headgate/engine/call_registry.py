@@ -1100,6 +1100,16 @@ class Calls:
             return True
         return any(state.closures.is_closed(part) for part in parts)
 
+    def why_unusable(self, route: Route, project_id: str) -> str:
+        """Return why no slot of a route can come back by itself; "" if one can."""
+        state = self._state()
+        if state is None or not route.has_slots:
+            return ""
+        found = state.slots.unusable(route.target, project_id)
+        return ", ".join(
+            f"slot {one.name} ({one.closure.why})" for one in found if one.closure is not None
+        )
+
     # What people ask.
 
     def model_of(self, call_id: str) -> str:

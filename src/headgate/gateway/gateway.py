@@ -1221,6 +1221,7 @@ class Gateway:
                     news = loop.create_future()
                     self._waiting.add(news)
                 self._check_upstream(live)
+                self._check_keys(asked)
                 hopeless = self._calls.hopeless(live, gives_up_at)
                 if hopeless is not None and not await self._clamp(asked, live, hopeless.refused):
                     raise hopeless
@@ -1264,6 +1265,16 @@ class Gateway:
             line = f"upstream '{live.route.upstream}' was taken out of the settings"
             raise _Refusal(Failure.UNAVAILABLE, line)
         return upstream
+
+    def _check_keys(self, asked: Asked) -> None:
+        """Refuse a call for which no key can come back by itself, wherever it may go."""
+        lines: dict[str, str] = {}
+        for upstream, name in asked.members:
+            why = self._calls.why_unusable(self._route(asked, upstream, name), asked.who.project_id)
+            if not why:
+                return
+            lines[upstream.name] = f"upstream '{upstream.name}' has no key that works: {why}"
+        raise _Refusal(Failure.UNAUTHORIZED, "; ".join(lines.values()))
 
     def _waited_too_long(self, asked: Asked, live: LiveCall) -> _Refusal:
         seconds = self.settings.max_wait_seconds

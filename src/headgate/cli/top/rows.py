@@ -40,7 +40,7 @@ from headgate.core.budgets.alerts import share_used
 from headgate.core.budgets.scopes import ROOT_WORDS
 from headgate.core.call import CallState
 from headgate.core.money import MicroUsd, read_usd
-from headgate.core.slots.status import NextWakeBody, SlotBody
+from headgate.core.slots.status import NextWakeBody, SlotBody, state_words
 from headgate.core.slots.wakes import ENDED, mode_words
 from headgate.core.task import TaskStatus
 from headgate.core.text import count, dollars, seconds_of, usd
@@ -54,6 +54,7 @@ _SLOT_STATES = {
     "closed": CAREFUL,
     "exhausted": BAD,
     "paused": CAREFUL,
+    "no_key": BAD,
     "disabled": BAD,
 }
 
@@ -176,7 +177,7 @@ def _slot(slot: SlotBody, now: float) -> Row:
     errors = slot.poll_errors + slot.wake_errors
     cells = (
         text_cell(slot.name),
-        text_cell(slot.state, _SLOT_STATES.get(slot.state, "")),
+        text_cell(state_words(slot.state), _SLOT_STATES.get(slot.state, "")),
         limited_cell(None if used is None else Bar(used=used), used),
         share_cell(used),
         until_cell(slot.resets_at, now, past=ENDED),
@@ -205,7 +206,8 @@ def _held_because(slot: SlotBody) -> str:
         return f"wake {slot.next_wake.text}"
     if not why and slot.no_wake_reason:
         return f"no wake: {slot.no_wake_reason}"
-    return why.removeprefix(f"{slot.state}, ")
+    state = state_words(slot.state)
+    return why.removeprefix(f"{state}, ").removeprefix(f"{state}: ")
 
 
 def call_rows(service: ServiceState, now: float) -> Sequence[Row]:

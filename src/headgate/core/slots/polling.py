@@ -206,7 +206,7 @@ def key_is_away(schedule: SlotSchedule, now: float, problem: str) -> SlotSchedul
     return msgspec.structs.replace(
         schedule,
         paused_until=now + SECONDS_PER_MINUTE,
-        paused_why=f"the key cannot be had: {problem}",
+        paused_why=problem,
         poll_requested=True,
     )
 
@@ -318,7 +318,7 @@ def wake_obstacle(config: SlotConfig, row: SlotRow, now: float) -> str:
     if row.schedule.wake_pending:
         return "a wake is being confirmed"
     if is_paused(row.schedule, now):
-        return f"paused, {why_paused(row.schedule)}"
+        return why_paused(row.schedule)
     return why_off(config, row)
 
 

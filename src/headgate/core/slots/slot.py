@@ -44,7 +44,8 @@ class SlotConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `key_digest` is the same for slots that use the same key at the same place, and so share a
     window; `settings_digest` changes with anything that is configured, the key included. Neither
-    tells the key. `limit_type` and `limit_unit` name the row that drives wakes, if not the usual.
+    tells the key. With `has_fixed_key` the key is in a variable, which no running service sees
+    change. `limit_type` and `limit_unit` name the row that drives wakes, if not the usual.
     `projects` are those whose tasks may use it; None is all.
     """
 
@@ -57,6 +58,7 @@ class SlotConfig(msgspec.Struct, frozen=True, kw_only=True):
     limit_unit: int | str | None = None
     key_digest: str = ""
     settings_digest: str = ""
+    has_fixed_key: bool = False
     projects: tuple[str, ...] | None = None
 
     def is_for(self, project_id: str) -> bool:
@@ -117,7 +119,8 @@ Rows = dict[str, SlotRow]
 class SlotStanding(msgspec.Struct, frozen=True, kw_only=True):
     """What a decision needs of a slot: whether its tasks may start, and how much room it has.
 
-    `last_reset_at` is when the longest of its windows ends.
+    `last_reset_at` is when the longest of its windows ends. A slot that `is_unusable` has no key
+    that works, and does not come back by itself.
     """
 
     name: str
@@ -126,6 +129,7 @@ class SlotStanding(msgspec.Struct, frozen=True, kw_only=True):
     percent_used: float | None = None
     resets_at: float | None = None
     last_reset_at: float | None = None
+    is_unusable: bool = False
     projects: tuple[str, ...] | None = None
 
     def is_for(self, project_id: str) -> bool:
@@ -288,6 +292,7 @@ def standing_of(config: SlotConfig, row: SlotRow, now: float) -> SlotStanding:
         percent_used=percent,
         resets_at=resets_at,
         last_reset_at=_last_reset_at(reading, now),
+        is_unusable=_is_unusable(config, row),
         projects=config.projects,
     )
 
@@ -310,12 +315,28 @@ def _standing_closure(config: SlotConfig, row: SlotRow, now: float) -> GateClosu
         return _closure(config, off, cause=_off_by(config, row))
     # A pause of the provider ends by its time; one for want of a key when a poll has had the key.
     if is_paused(row.schedule, now) or row.schedule.paused_why:
-        why = f"paused, {why_paused(row.schedule)}"
-        cause: ClosureCause = "settings" if row.schedule.paused_why else "provider"
-        return _closure(config, why + _used(row.reading), row.schedule.paused_until, cause=cause)
+        return _paused(config, row)
     if row.reading is not None and is_exhausted(config, row.reading, now):
         return _exhausted(config, row.reading, now)
     return None
+
+
+def _paused(config: SlotConfig, row: SlotRow) -> GateClosure:
+    why, until = why_paused(row.schedule), row.schedule.paused_until
+    if not row.schedule.paused_why:
+        return _closure(config, why + _used(row.reading), until, cause="provider")
+    # A variable stays as it is while the service runs, so the next look is no time to wait for.
+    return _closure(config, why, None if config.has_fixed_key else until, cause="settings")
+
+
+def _is_unusable(config: SlotConfig, row: SlotRow) -> bool:
+    """Tell whether the key stays out of use until somebody changes something.
+
+    A slot that was paused by hand is not: whoever paused it wants its work to wait.
+    """
+    if why_off(config, row):
+        return not (config.is_enabled and row.is_off)
+    return bool(row.schedule.paused_why) and config.has_fixed_key
 
 
 def is_exhausted(config: SlotConfig, reading: SlotReading, now: float) -> bool:

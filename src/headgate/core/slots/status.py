@@ -27,7 +27,9 @@ from headgate.core.slots.wakes import (
 )
 from headgate.core.task_view import ClosureBody, exact_moment
 
-SlotState = Literal["unknown", "cold", "open", "closed", "exhausted", "paused", "disabled"]
+SlotState = Literal[
+    "unknown", "cold", "open", "closed", "exhausted", "paused", "no_key", "disabled"
+]
 LogPhase = Literal["request", "response", "error", "event"]
 
 
@@ -100,8 +102,8 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     """The same in words, with what it costs."""
     state: SlotState
     """`unknown` before the first reading, `cold` while no window is open, `open`, `closed` by a
-    rate limit, `exhausted`, `paused` while the provider asks to wait or the key cannot be read, or
-    `disabled`."""
+    rate limit or while the provider asks to wait, `exhausted`, `paused` by hand, `no_key` while the
+    key cannot be read, or `disabled`: in the settings, by a refused key, or by too many errors."""
     enabled: bool
     """Whether it is polled at all."""
     percent_used: float | None = None
@@ -199,6 +201,11 @@ class SlotListBody(msgspec.Struct, kw_only=True):
     slots: list[SlotBody]
     """All slots, in the order of the file."""
     count: int
+
+
+def state_words(state: str) -> str:
+    """Return the state of a slot as people read it."""
+    return state.replace("_", " ")
 
 
 RETRY = "retry"

@@ -273,8 +273,10 @@ def is_paused(schedule: SlotSchedule, now: float) -> bool:
 
 
 def why_paused(schedule: SlotSchedule) -> str:
-    """Return who or what asked for the pause."""
-    return schedule.paused_why or "the provider asked for it"
+    """Return what keeps the slot from sending: it has no key, or its provider asked for a pause."""
+    if schedule.paused_why:
+        return f"no key: {schedule.paused_why}"
+    return "paused, the provider asked for it"
 
 
 def may_wake(schedule: SlotSchedule, now: float) -> bool:
