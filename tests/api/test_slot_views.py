@@ -190,3 +190,16 @@ def test_what_went_wrong_at_the_last_poll_is_told() -> None:
     schedule = SlotSchedule(consecutive_poll_errors=1, last_problem="server error: 500")
     assert slot_body(status(schedule=schedule), NOW).last_error == "server error: 500"
     assert slot_body(status(), NOW).last_error == ""
+
+
+@pytest.mark.parametrize("until", [NOW + 9_000, None])
+def test_of_two_closures_the_one_that_opens_last_is_told(until: float | None) -> None:
+    hold = GateClosure(kind="slot", name="work", until=until, why="exhausted, 100% used")
+    limited = GateClosure(kind="slot", name="work", until=NOW + 60, why="anthropic returned 429")
+    for given in (
+        slot_body(status(hold=hold), NOW, closures=[limited]),
+        slot_body(status(hold=limited), NOW, closures=[hold]),
+    ):
+        assert given.wait_reason == "exhausted, 100% used"
+        assert given.wait_until == (None if until is None else at(until))
+        assert [one.why for one in given.closures] == [hold.why, limited.why]

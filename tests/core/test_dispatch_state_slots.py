@@ -100,7 +100,7 @@ def test_the_end_of_a_pause_does_not_open_a_slot_that_is_held(pause_first: bool)
     ]
     for step in steps if pause_first else reversed(steps):
         step()
-    assert [hold.why for hold in why(dispatch_state)] == [USED_UP, "429"]
+    assert [hold.why for hold in why(dispatch_state)] == [USED_UP]
     dispatch_state.fall_due(START + 9)
     assert planned(dispatch_state, START + 9) == []
     assert dispatch_state.next_at() is None, "nothing is due again and again"

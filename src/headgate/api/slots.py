@@ -59,7 +59,8 @@ def slot_body(
     schedule, standing = status.row.schedule, status.standing
     timed = list(closures)
     found = [one for one in (standing.closure, *timed) if one is not None]
-    bodies = [closure_body(one, is_whole=is_whole) for one in dict.fromkeys(found)]
+    found = sorted(dict.fromkeys(found), key=attrgetter("opens_at"), reverse=True)
+    bodies = [closure_body(one, is_whole=is_whole) for one in found]
     reading = status.row.reading or _UNREAD
     modes = status.config.wake.wake_modes
     off = why_off(status.config, status.row)

@@ -526,13 +526,13 @@ def _wait(slot: SlotBody) -> str:
 
 
 def _closers(slot: SlotBody) -> str:
-    lines = []
-    for one in slot.closures:
-        by = " ".join(text for text in (one.cause, one.by) if text)
-        task = f", task {one.task_id}" if one.task_id else ""
-        since = "" if one.since is None else f", since {_at(slot, one.since)}"
-        lines.append(f"{by}{task}{since}")
-    return "; ".join(line for line in lines if line)
+    if not slot.closures:
+        return ""
+    last = slot.closures[0]
+    by = " ".join(text for text in (last.cause, last.by) if text)
+    task = f", task {last.task_id}" if last.task_id else ""
+    since = "" if last.since is None else f", since {_at(slot, last.since)}"
+    return f"{by}{task}{since}"
 
 
 def _reset_soon(resets_at: datetime) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import count
+from math import inf
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -72,6 +73,11 @@ class GateClosure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def part(self) -> GatePart:
         """The part that this closes."""
         return GatePart(self.kind, self.name)
+
+    @property
+    def opens_at(self) -> float:
+        """When it may open; one that names no time opens last."""
+        return inf if self.until is None else self.until
 
 
 NODES = GatePart("node", "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -304,6 +305,9 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
             return [replaced(reason, kind=kind_name[0], name=kind_name[1])]
         case GateClosed(kind="slot" | "target" as kind, name=name):
             found = dispatch_state.closures.of(GatePart(kind, name))
+            if kind == "slot" and found:
+                # An exhausted key is often limited as well; what opens last is what it waits for.
+                found = [max(found, key=attrgetter("opens_at"))]
             return [
                 _slot_reason(dispatch_state, replaced(reason, until=one.until, why=one.why))
                 for one in found

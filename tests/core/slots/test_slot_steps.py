@@ -508,6 +508,7 @@ def test_a_slot_that_is_reopened_lets_its_tasks_go_until_the_next_answer() -> No
     assert changed == after
     assert standing_of(config, after, 1_000.0).closure is None
     assert after.schedule.poll_requested, "and the provider is asked"
+    assert standing_of(config, after, 1_000.0).percent_used is None, "nobody knows until it answers"
     off = msgspec.structs.replace(row, is_off=True)
     _, still = reopen({"work": off}, 1_000.0, config=config)
     closure = standing_of(config, still, 1_000.0).closure

@@ -8,6 +8,7 @@ functions read a provider's answer, tell whether tasks may start, and choose a s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -461,7 +462,8 @@ def _opens_at(closures: Sequence[GateClosure]) -> float | None:
 
 
 def _why(closed: Sequence[Sequence[GateClosure]]) -> str:
-    named = [f"{closures[0].name} ({_reason(closures[0])})" for closures in closed[:MAX_NAMED]]
+    last = [max(closures, key=attrgetter("opens_at")) for closures in closed[:MAX_NAMED]]
+    named = [f"{one.name} ({_reason(one)})" for one in last]
     rest = len(closed) - len(named)
     further = f" and {rest} more" if rest else ""
     return f"none of its slots is open: {', '.join(named)}{further}"

@@ -117,11 +117,11 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     limits: list[QuotaLimitBody]
     """Every row of what the provider told."""
     wait_reason: str = ""
-    """Why its tasks wait."""
+    """Why its calls and tasks wait: what opens last."""
     wait_until: datetime | None = None
     """Until when."""
     closures: list[ClosureBody] = []
-    """Everything that keeps them waiting."""
+    """Everything that keeps them waiting, what opens last first."""
     projects: list[str] | None = None
     """The projects that may use it. Left out if all may."""
     wake_modes: list[str]

@@ -134,7 +134,8 @@ def switch(rows: Rows, now: float, *, config: SlotConfig, is_on: bool) -> tuple[
 def reopen(rows: Rows, now: float, *, config: SlotConfig) -> tuple[Changed, SlotRow]:  # noqa: ARG001
     """Let tasks start again that a pause or a quota kept, and ask for a poll.
 
-    The poll may know better. A slot that is off stays so: that is a switch of its own.
+    The poll may know better. A reading that says used up is forgotten: until the next one nobody
+    knows how much is used. A slot that is off stays so: that is a switch of its own.
     """
     row = _row(rows, config.name)
     schedule = msgspec.structs.replace(
@@ -142,7 +143,7 @@ def reopen(rows: Rows, now: float, *, config: SlotConfig) -> tuple[Changed, Slot
     )
     reading = row.reading
     if reading is not None and reading.is_exhausted:
-        reading = msgspec.structs.replace(reading, is_exhausted=False, exhausted_since=None)
+        reading = None
     after = msgspec.structs.replace(row, schedule=schedule, reading=reading)
     return _changed(row, after), after
 
