@@ -88,6 +88,17 @@ def test_the_doctor_says_which_upstreams_have_no_key(file: Path) -> None:
     ]
 
 
+def test_the_doctor_warns_where_clients_send_tokens_and_no_upstream_has_a_key(file: Path) -> None:
+    required = "[auth]\nrequired = true\n"
+    found = findings(file, required, {})
+    assert [one[:2] for one in found] == [(one[0], "warn") for one in KEYLESS]
+    assert found[0][2].endswith("is not set, and clients send tokens of Headgate")
+    with upstream_server() as (address, _):
+        house = f'{HOUSE}base_url = "{address}/v1"\nkey_env = "HOUSE_KEY"\n'
+        found = findings(file, required + house, {"HOUSE_KEY": CANARY})
+    assert {one[1] for one in found if one[0] in dict.fromkeys(one[0] for one in KEYLESS)} == {"ok"}
+
+
 def test_the_doctor_asks_an_upstream_with_each_of_its_keys_and_tells_none(file: Path) -> None:
     with upstream_server() as (address, seen):
         slots = SLOT + SLOT.replace("work", "spare").replace("ZAI", "SPARE")

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
 from structlog.testing import capture_logs
 
-from headgate.app import build_service
+from headgate.app import auth_rules, build_service
 from headgate.config import (
     Settings,
     SlotSettings,
@@ -77,7 +78,7 @@ def check_settings(given: Path | None, text: str | None, *, is_file_only: bool) 
     problems, warnings = _build_problems(settings), warnings_of(settings)
     if not is_file_only:
         problems += _target_problems(settings)
-        warnings += [*_slot_warnings(settings), *_upstream_warnings(settings)]
+        warnings += [*missing_keys(settings, os.environ), *_poll_warnings(settings)]
         warnings += variable_warnings(os.environ)
     return CheckReport(
         file=name,
@@ -140,32 +141,55 @@ def _build_problems(settings: Settings) -> list[str]:
     return []
 
 
-def _slot_warnings(settings: Settings) -> list[str]:
-    """Say of which slots the key is not here, and what polls cost that are no GET."""
-    warnings = []
+def missing_keys(settings: Settings, environ: Mapping[str, str]) -> list[str]:
+    """Say which slots and upstreams lack their keys here, one line each.
+
+    Of the built-in upstreams one with a key is enough: nobody need use the other.
+    """
+    lines = []
     for name, slot in settings.slots.items():
-        missing = sorted(variables_of_slot(slot) - set(os.environ))
+        missing = sorted(variables_of_slot(slot) - set(environ))
         if missing and slot.enabled:
-            key = key_path("slots", name)
-            warnings.append(f"{key}: needs {', '.join(missing)} in the environment")
+            lines.append(
+                f"{key_path('slots', name)}: needs {', '.join(missing)} in the environment"
+            )
         elif slot.enabled:
-            warnings += _key_warnings(slot)
-        if slot.enabled and slot.poll == "request":
-            words = quota_source_words(wake_config(settings.quota, slot))
-            warnings.append(f"{key_path('slots', name, 'poll')}: {words}")
-    return warnings
-
-
-def _upstream_warnings(settings: Settings) -> list[str]:
-    """Say which upstreams of the file lack variables here."""
-    warnings = []
+            lines += _key_problems(slot, environ)
+    if not settings.gateway.enabled:
+        return lines
+    optional = frozenset() if auth_rules(settings).needs_token else OPTIONAL_KEYS
     for name, upstream in settings.upstreams.items():
-        needed = variables_of_upstream(upstream) - OPTIONAL_KEYS
-        missing = sorted(needed - set(os.environ))
+        missing = sorted(variables_of_upstream(upstream) - optional - set(environ))
         if missing:
             key = key_path("upstreams", name)
-            warnings.append(f"{key}: needs {', '.join(missing)} in the environment")
-    return warnings
+            lines.append(f"{key}: needs {', '.join(missing)} in the environment")
+    if not optional and has_no_upstream_key(settings, environ):
+        lines.append(
+            f"gateway: no upstream has a key, and clients send tokens of Headgate; set {_BUILT_IN}"
+            " where the service starts"
+        )
+    return lines
+
+
+_BUILT_IN = " or ".join(sorted(key for key in OPTIONAL_KEYS if key is not None))
+
+
+def has_no_upstream_key(settings: Settings, environ: Mapping[str, str]) -> bool:
+    """Tell whether no upstream has a key, and none is set up to work without."""
+    return settings.gateway.enabled and not any(
+        upstream.slots or upstream.key_env is None or upstream.key_env in environ
+        for upstream in settings.all_upstreams.values()
+    )
+
+
+def _poll_warnings(settings: Settings) -> list[str]:
+    """Say what polls cost that are no GET."""
+    return [
+        f"{key_path('slots', name, 'poll')}: "
+        f"{quota_source_words(wake_config(settings.quota, slot))}"
+        for name, slot in settings.slots.items()
+        if slot.enabled and slot.poll == "request"
+    ]
 
 
 def _budget_warnings(settings: Settings) -> list[str]:
@@ -179,9 +203,9 @@ def _budget_warnings(settings: Settings) -> list[str]:
     ]
 
 
-def _key_warnings(slot: SlotSettings) -> list[str]:
+def _key_problems(slot: SlotSettings, environ: Mapping[str, str]) -> list[str]:
     try:
-        read_key(slot, os.environ)
+        read_key(slot, environ)
     except InvalidSettingError as error:
         return [str(error)]
     return []

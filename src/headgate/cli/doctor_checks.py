@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from headgate.app import held_file, is_shared, sqlite_file
+from headgate.app import auth_rules, held_file, is_shared, sqlite_file
 from headgate.budgets.connect import connect_budget
+from headgate.cli.config_report import has_no_upstream_key
 from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
 from headgate.config import (
     Settings,
@@ -485,7 +486,7 @@ def _keys_of(
         except InvalidSettingError:
             continue  # Said of the slot itself.
     if not keys:
-        return _keyless(check, settings, name, upstream)
+        return _keyless(check, settings, name, upstream, environ)
     url = f"{upstream.api_url}/models"
     return [
         UpstreamKey(check=check, name=shown, url=url, headers=headers | _carrying(upstream, key))
@@ -499,17 +500,28 @@ def _carrying(upstream: UpstreamSettings, key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-def _keyless(check: str, settings: Settings, name: str, upstream: UpstreamSettings) -> Finding:
+def _keyless(
+    check: str,
+    settings: Settings,
+    name: str,
+    upstream: UpstreamSettings,
+    environ: Mapping[str, str],
+) -> Finding:
     why = "has no key"
     if upstream.slots:
         why += ": none of its slots has one that can be read"
     elif upstream.key_env is not None:
         why += f": {upstream.key_env} is not set"
     passed = _PASSED_THROUGH.get(settings.gateway.passthrough_keys)
-    if passed is None:
+    needs_token = auth_rules(settings).needs_token
+    if passed is None or needs_token:
         found = f"{why}, and clients' own keys are not passed through"
+        if needs_token:
+            found = f"{why}, and clients send tokens of Headgate"
         # The built-in ones are there whether anybody wants them or not.
-        if name not in settings.upstreams:
+        if name not in settings.upstreams and not (
+            needs_token and has_no_upstream_key(settings, environ)
+        ):
             return ok(check, found)
         return warn(check, found, "set its key where the service starts; no call can go there")
     if upstream.has_key and upstream.key_env not in OPTIONAL_KEYS:

@@ -448,10 +448,11 @@ async def welcome(
     from headgate.app import auth_rules  # noqa: PLC0415
 
     is_needed = auth_rules(service.settings).needs_token
+    keys = _missing_keys(service.settings)
     problems = await file_lines(service.api.tokens, directory, is_needed=is_needed)
     if as_json:
         # What is said of the token has no secret, only what is wrong with the file.
-        for line in problems:
+        for line in (*problems, *keys):
             click.echo(f"headgate: {line}", err=True)
         return _for_programs(service, address, directory)
     header = token_header(directory) if is_needed else ""
@@ -463,7 +464,18 @@ async def welcome(
     if service.settings.gateway.enabled:
         # The one of OpenAI's clients has the version in it, the one of Anthropic's has not.
         lines.append(f"  OPENAI_BASE_URL={address}/v1 or ANTHROPIC_BASE_URL={address} for agents")
+    lines += [f"  {line}" for line in keys]
     return "\n".join(lines)
+
+
+def _missing_keys(settings: Settings) -> list[str]:
+    """Return a line for each slot and upstream without its key; a client may send its own."""
+    from headgate.cli.config_report import has_no_upstream_key, missing_keys  # noqa: PLC0415
+
+    lines = [f"warning: {line}" for line in missing_keys(settings, os.environ)]
+    if not lines and has_no_upstream_key(settings, os.environ):
+        return ["no upstream has a key; each client sends its own"]
+    return lines
 
 
 def demo_welcome(service: Service, address: str, folder: Path) -> str:
