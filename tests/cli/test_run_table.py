@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from cli.run_reports import BEGAN_AT, SESSION_MONEY, done, failed, report, running, task_of
 from headgate.cli.run_progress import (
     FAILURES_SHOWN,
+    CorrectedFile,
     end_lines,
     print_end,
     print_json_end,
@@ -23,6 +24,7 @@ from headgate.workflow.report import RunState, StepRow, StepState
 
 FOLDER = Path("data/runs/20270115-080000-3fa2")
 RESUME = "headgate run --resume 20270115-080000-3fa2"
+CORRECTED = CorrectedFile("eval.yaml", "headgate run eval.yaml --resume 20270115-080000-3fa2")
 
 
 def test_the_end_has_a_table_the_budgets_the_ending_and_the_way_on(
@@ -36,7 +38,7 @@ def test_the_end_has_a_table_the_budgets_the_ending_and_the_way_on(
         ended_at=BEGAN_AT + 75,
         exhausted_by="session:eval-1: $49.98 of $50.00 is used, and $0.07 was asked for",
     )
-    print_end(ended, FOLDER, resume=RESUME)
+    print_end(ended, FOLDER, resume=RESUME, corrected=CORRECTED)
     assert capsys.readouterr().out.splitlines() == [
         "Run 20270115-080000-3fa2 of eval",
         "  step  runs   done  failed  skipped  not run  duration  attempts  tokens  cost",
@@ -59,7 +61,7 @@ def test_a_table_that_would_break_its_words_is_plain(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", str(width))
     ended = report(state=RunState.DONE, counts={"done": 1_000}, ended_at=BEGAN_AT + 1)
-    print_end(ended, FOLDER, resume=RESUME)
+    print_end(ended, FOLDER, resume=RESUME, corrected=CORRECTED)
     printed = capsys.readouterr().out
     assert ("│" in printed) == (width == 79)
     assert "1,000" in printed
@@ -68,14 +70,14 @@ def test_a_table_that_would_break_its_words_is_plain(
 
 def test_a_run_that_is_done_needs_no_way_on() -> None:
     ended = report(state=RunState.DONE, counts={"done": 5}, ended_at=BEGAN_AT + 1)
-    lines = list(end_lines(ended, FOLDER, resume=RESUME))
+    lines = list(end_lines(ended, FOLDER, resume=RESUME, corrected=CORRECTED))
     assert lines == ["eval is done: 5 of 5 done, $0.35, 1.0 s", f"kept in {FOLDER}"]
 
 
 def test_failures_are_bounded_and_the_rest_is_counted() -> None:
     rows = [failed(index) for index in range(FAILURES_SHOWN + 5)]
     ended = report(*rows, state=RunState.FAILED, counts={"failed": 400})
-    lines = list(end_lines(ended, FOLDER, resume=RESUME))
+    lines = list(end_lines(ended, FOLDER, resume=RESUME, corrected=CORRECTED))
     assert sum(line.startswith("case[") for line in lines) == FAILURES_SHOWN
     assert lines[FAILURES_SHOWN] == (
         "and 380 more failed; headgate runs show 20270115-080000-3fa2 --all lists them"
@@ -87,6 +89,7 @@ def test_what_a_step_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[
         report(failed(0, "\x1b[2Jgone\nsecond line"), state=RunState.FAILED, counts={"failed": 1}),
         FOLDER,
         resume=RESUME,
+        corrected=CORRECTED,
     )
     assert r"\x1b[2Jgone second line" in capsys.readouterr().out
 

@@ -34,6 +34,7 @@ Examples:
       --budget-session-id eval-2026-04-12 --budget-session-limit 50
   headgate run eval.yaml --server http://127.0.0.1:7420 --json
   headgate run --resume last
+  headgate run eval.yaml --resume last
 
 \b
 Exit codes: 0 done; 1 steps failed, or the run cannot go on; 2 the file or an option is
@@ -83,6 +84,11 @@ wrong, and nothing ran; 3 a budget is used up; 4 the token does not allow it; 13
     shell_complete=offered_runs,
     help="Go on with this run: an id, the beginning of one, or last.",
 )
+@click.option(
+    "--changed",
+    type=click.Choice(("keep", "rerun")),
+    help="What becomes of finished steps that a corrected FILE changes.",
+)
 @json_option
 @click.pass_context
 def run(
@@ -98,8 +104,9 @@ def run(
     """Run a workflow from a file, within its budgets.
 
     FILE lists steps: commands, HTTP requests, Python functions, calls to models, tasks for targets.
-    --resume goes on with a run that was interrupted and keeps its finished steps. Progress goes to
-    standard error, the report to standard output.
+    --resume goes on with a run that was interrupted and keeps its finished steps; with FILE, the
+    other steps go by the corrected file. Progress goes to standard error, the report to standard
+    output.
     """
     _check(file, resume, is_dry=is_dry, given=given)
     # A list of commands loads none of this.
@@ -112,7 +119,14 @@ def run(
 
     metrics = _metrics(given)
     try:
-        code = run_workflow(file, options, resume=resume, as_json=as_json, metrics=metrics)
+        code = run_workflow(
+            file,
+            options,
+            resume=resume,
+            changed=given["changed"],
+            as_json=as_json,
+            metrics=metrics,
+        )
     finally:
         if metrics is not None:
             metrics.close()
@@ -123,9 +137,9 @@ def _check(file: Path | None, resume: str | None, *, is_dry: bool, given: dict[s
     if file is None and resume is None:
         message = "FILE is missing; name a workflow, or a run to go on with by --resume"
         raise click.UsageError(message)
-    if file is not None and resume is not None:
-        problem = "goes on with the file that the run was begun with; leave out FILE"
-        raise InvalidSettingError("--resume", problem)
+    if given["changed"] is not None and (file is None or resume is None):
+        problem = "is for a resume with a corrected file; give --resume and FILE"
+        raise InvalidSettingError("--changed", problem)
     if resume is not None and is_dry:
         raise InvalidSettingError("--dry-run", "is for a file; leave out --resume")
     for name in ("metrics_file", "metrics_port"):

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TextIO
 
 import click
 import msgspec
@@ -628,10 +628,24 @@ STEPS_HEADER = (
 ROWS_HEADER = ("step", "state", "duration", "attempts", "tokens", "cost", "why")
 
 
-def print_end(report: RunReport, folder: Path, *, resume: str, file: TextIO | None = None) -> None:
+class CorrectedFile(NamedTuple):
+    """The file of a run, and the command that goes on with it once it is corrected."""
+
+    name: str
+    resume: str
+
+
+def print_end(
+    report: RunReport,
+    folder: Path,
+    *,
+    resume: str,
+    corrected: CorrectedFile,
+    file: TextIO | None = None,
+) -> None:
     """Write everything that is to be said of a run that has ended, or stands still."""
     print_steps(report, file=file)
-    for line in end_lines(report, folder, resume=resume):
+    for line in end_lines(report, folder, resume=resume, corrected=corrected):
         click.echo(printable(line), file=file)
 
 
@@ -661,7 +675,12 @@ def print_steps(report: RunReport, *, file: TextIO | None = None) -> None:
 
 
 def end_lines(
-    report: RunReport, folder: Path, *, resume: str, has_failures: bool = True
+    report: RunReport,
+    folder: Path,
+    *,
+    resume: str,
+    corrected: CorrectedFile,
+    has_failures: bool = True,
 ) -> Iterator[str]:
     """Give the lines below the table: failures, budgets, the ending, what to do next."""
     if has_failures:
@@ -674,9 +693,21 @@ def end_lines(
     yield ending_text(report)
     if report.unbooked_micro_usd:
         yield unbooked_text(report, resume=resume)
-    if report.state not in (RunState.DONE, RunState.RUNNING):
+    if report.state is RunState.FAILED:
+        yield from _after_failures(report, resume, corrected)
+    elif report.state not in (RunState.DONE, RunState.RUNNING):
         yield f"to go on: {resume}"
     yield f"kept in {folder}"
+
+
+def _after_failures(report: RunReport, resume: str, corrected: CorrectedFile) -> Iterator[str]:
+    """Say what to do about failures; those of a wrong file come back until it is corrected."""
+    failed = [row for row in report.rows if row.state is StepState.FAILED]
+    if all(row.task is None for row in failed):
+        yield f"to go on: correct {corrected.name}, then {corrected.resume}"
+        return
+    yield f"to try the failed steps again: {resume}"
+    yield f"after a correction: {corrected.resume}"
 
 
 def _others(report: RunReport) -> Iterator[str]:
@@ -689,9 +720,10 @@ def _others(report: RunReport) -> Iterator[str]:
             yield f"{name}: {format_usd(others)} of it was spent by other runs of this workflow"
 
 
-def resume_command(run_id: str, data: Path) -> str:
+def resume_command(run_id: str, data: Path, *, file: str | None = None) -> str:
     """Return the command that goes on with a run; it names the directory if that is not usual."""
-    return f"headgate run --resume {run_id}{_place(data)}"
+    named = "" if file is None else f" {shlex.quote(file)}"
+    return f"headgate run{named} --resume {run_id}{_place(data)}"
 
 
 def show_command(run_id: str, data: Path) -> str:

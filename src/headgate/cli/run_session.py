@@ -24,6 +24,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, TextIO, cast
 
 import click
+import msgspec
 
 from headgate.cli.connection import TOKEN_FILE, Connection, accepted_service
 from headgate.cli.logs import configure_logs
@@ -36,6 +37,7 @@ from headgate.cli.main import (
     tune_interpreter,
 )
 from headgate.cli.run_progress import (
+    CorrectedFile,
     LogStream,
     Progress,
     count_of,
@@ -66,6 +68,7 @@ from headgate.workflow.costs import check_prices, with_settings_prices
 from headgate.workflow.local_backend import LocalBackend, local_backend
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.report import RunReport, RunState, StepState
+from headgate.workflow.revisions import OnChanged, revise, unused_changes
 from headgate.workflow.run_folder import JOURNAL, LAST, Run, create_run, damage, open_run
 from headgate.workflow.run_record import RunOptions, resumed_options
 from headgate.workflow.run_tasks import recorded_tasks
@@ -280,17 +283,22 @@ def run_workflow(
     options: RunOptions,
     *,
     resume: str | None,
+    changed: OnChanged | None = None,
     as_json: bool,
     metrics: RunMetrics | None = None,
 ) -> int:
     """Begin a run of a file, or go on with one, and return the exit code of its end."""
-    sets_own_limit = file is None and options.micro_usd is not None
-    run = _begun(file, options) if file is not None else open_run(options.data, resume or LAST)
-    if file is None:
+    if file is not None and resume is None:
+        run = _begun(file, options)
+    else:
+        run = open_run(options.data, resume or LAST)
         check_resume(run.record, options)
         options = resumed_options(run.record, options)
-    ending = Ending(run, options, as_json=as_json)
     with run.held(), terminations_raise():
+        if resume is not None:
+            options = _corrected(run, file, options, changed)
+        sets_own_limit = resume is not None and options.micro_usd is not None
+        ending = Ending(run, options, as_json=as_json)
         try:
             if options.concurrency != run.record.concurrency:
                 run.change(concurrency=options.concurrency)
@@ -301,7 +309,7 @@ def run_workflow(
             ending.say_way_on()
             return EXIT_INTERRUPTED
         except HeadgateError as error:
-            is_gone = file is not None and _has_no_tasks(run)
+            is_gone = resume is None and _has_no_tasks(run)
             if is_gone:
                 shutil.rmtree(run.path, ignore_errors=True)
             if isinstance(error, InvalidSettingError):
@@ -319,6 +327,7 @@ class Ending:
         self._run = run
         self._as_json = as_json
         self._resume = resume_command(run.id, options.data)
+        self._correct = resume_command(run.id, options.data, file=run.record.file)
         self._show = show_command(run.id, options.data)
 
     def write(self, report: RunReport, output: TextIO | None) -> int:
@@ -333,7 +342,8 @@ class Ending:
                 )
             else:
                 way = way_on(record, report, resume=resume)
-                print_end(report, path, resume=way, file=output)
+                after = CorrectedFile(record.file, self._correct)
+                print_end(report, path, resume=way, corrected=after, file=output)
             if output is not None:
                 output.flush()
         except BrokenPipeError:
@@ -380,6 +390,28 @@ def _begun(file: Path, options: RunOptions) -> Run:
         now=time.time(),
         scopes=scopes,
     )
+
+
+def _corrected(
+    run: Run, file: Path | None, options: RunOptions, changed: OnChanged | None
+) -> RunOptions:
+    """Have a run go by a corrected file, if there is one; say which changes it does not use."""
+    limit = run.workflow.micro_usd
+    if file is not None:
+        revise(run, file, read_source(file), changed=changed, now=time.time())
+        workflow = with_settings_prices(run.workflow, settings_file(options.config))
+        if options.server is None:
+            check_prices(workflow, run.record.scopes)
+    if options.micro_usd is None and run.workflow.micro_usd != limit:
+        options = msgspec.structs.replace(options, micro_usd=run.workflow.micro_usd)
+    command = resume_command(run.id, options.data, file=run.record.file)
+    for path in unused_changes(run):
+        unused = "the run goes on without the change; to use the change"
+        way = f"{unused}: {command}" if str(path) == run.record.file else "the run keeps its items"
+        click.echo(
+            f"headgate: {printable(f'{path} changed after this run began; {way}')}", err=True
+        )
+    return options
 
 
 def _backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> Backend:

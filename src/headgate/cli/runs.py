@@ -198,11 +198,12 @@ def _keys(found: ShownRun, directory: Path) -> dict[str, object]:
 
     folder = directory / RUNS / found.report.run_id
     keys = msgspec.structs.asdict(found.report)
-    return {**keys, "rows": found.rows, "folder": str(folder), "source": found.record.source}
+    return {**keys, "rows": found.rows, "folder": str(folder), "source": found.record.file}
 
 
 def _print(found: ShownRun, directory: Path, *, is_all: bool) -> None:
     from headgate.cli.run_progress import (  # noqa: PLC0415
+        CorrectedFile,
         end_lines,
         print_rows,
         print_steps,
@@ -221,5 +222,7 @@ def _print(found: ShownRun, directory: Path, *, is_all: bool) -> None:
         click.echo(f"  and {len(rows) - len(shown):,} more; --all lists them")
     resume = way_on(found.record, report, resume=resume_command(report.run_id, directory))
     folder = directory / RUNS / report.run_id
-    for line in end_lines(report, folder, resume=resume, has_failures=False):
+    file = found.record.file
+    corrected = CorrectedFile(file, resume_command(report.run_id, directory, file=file))
+    for line in end_lines(report, folder, resume=resume, corrected=corrected, has_failures=False):
         click.echo(printable(line))

@@ -244,6 +244,7 @@ class Conductor:
         """Take over what earlier processes did: done stays done, what failed begins anew.
 
         So does what ran although a parent had failed or was not run: it begins anew after that.
+        What a corrected file made void begins anew, too.
         """
         if not self._run.record.has_begun:
             # From here on what was done is kept somewhere; should that be gone, a resume says so.
@@ -253,15 +254,20 @@ class Conductor:
             if task.state.has_ended:
                 self._tally.add(task)
             keep_newest(latest, task)
+        outdated: list[StepTask] = []
         for number, task in latest.items():
-            if task.is_provisional or task.state in _BEGUN_ANEW:
-                self._generations[number] = task.generation + 1
+            step_id = self._progress.step(number).id
+            is_void = task.is_provisional or self._run.is_void(step_id, task)
+            if is_void and not task.state.has_ended:
+                outdated.append(task)
+            if is_void or task.state in _BEGUN_ANEW:
+                self._generations[number] = self._run.next_generation(step_id, task)
             elif task.state is TaskState.DONE:
                 self._progress.restore(number, StepRunState.DONE)
             else:
                 self._progress.restore(number, StepRunState.SUBMITTED)
                 self._live[number] = LiveTask(task, self._clock())
-        await self._backend.cancel([task for task in latest.values() if _is_outdated(task)])
+        await self._backend.cancel(outdated)
         self._tell_begin()
         self._has_begun = True
         self._progress.start()
@@ -377,13 +383,19 @@ class Conductor:
             # Another end may have stopped the run, or one of these, since they were taken.
             if self._progress.run_state(number) is not StepRunState.WAITING:
                 continue
-            made = self._maker.made(number, self._generations.get(number, 0), values)
+            made = self._maker.made(number, self._generation(number), values)
             if isinstance(made, NoOrder):
                 self._end_without_task(number, made)
             else:
                 self._put_out(made)
                 orders.append(made)
         return orders
+
+    def _generation(self, number: int) -> int:
+        known = self._generations.get(number)
+        if known is not None:
+            return known
+        return self._run.next_generation(self._progress.step(number).id, None)
 
     def _put_out(self, order: StepOrder) -> None:
         task = StepTask(
@@ -407,6 +419,9 @@ class Conductor:
             return
         live = self._live.get(task.number)
         if live is None or live.task.generation != task.generation:
+            if task.state.has_ended and task.generation < self._generations.get(task.number, 0):
+                # What was cancelled at the begin may have cost something.
+                self._tally.add(task)
             return
         live.task = task
         if task.state.has_ended:
@@ -464,8 +479,3 @@ async def _cancelled(task: asyncio.Task[Any]) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None and not isinstance(error, HeadgateError):
         raise error
-
-
-def _is_outdated(task: StepTask) -> bool:
-    """Tell whether a task that goes on is of no use: it is begun anew after its parents."""
-    return task.is_provisional and not task.state.has_ended

@@ -182,14 +182,13 @@ def _wrong(workflow: Workflow, position: int, problem: str) -> WorkflowError:
 
 def _copied(path: Path, copies: Path, step_id: str) -> Path:
     """Return the copy of a file, made whole before it has its name."""
-    copy = copies / f"items-{step_id}.jsonl"
+    copy = copy_of_items(copies, step_id)
     if copy.exists():
         return copy
     part = copies / f"items-{step_id}.part"
     try:
-        with _opened(path) as source, part.open("wb") as target:
-            for _, line in _lines(source, path):
-                target.write(line + b"\n")
+        with part.open("wb") as target:
+            target.writelines(normal_lines(path))
             target.flush()
             os.fsync(target.fileno())
         part.replace(copy)
@@ -198,6 +197,18 @@ def _copied(path: Path, copies: Path, step_id: str) -> Path:
             part.unlink()
         raise
     return copy
+
+
+def copy_of_items(folder: Path, step_id: str) -> Path:
+    """Return the copy of a file of items, which is named after the first step that has it."""
+    return folder / f"items-{step_id}.jsonl"
+
+
+def normal_lines(path: Path) -> Iterator[bytes]:
+    """Give the lines of a file of items as copies have them: without empty ones, and checked."""
+    with _opened(path) as source:
+        for _, line in _lines(source, path):
+            yield line + b"\n"
 
 
 def _opened(path: Path) -> IO[bytes]:

@@ -413,10 +413,19 @@ class LocalBackend:
         before: str | None = None
         while True:
             page = await self._store.find(TaskQuery(states=_LIVE, before=before, limit=PAGE))
-            self._live.update((record.task.id, -1) for record in page.records)
+            for record in page.records:
+                if self._is_void(record):
+                    # Before anything is decided, so that no work of an earlier file starts.
+                    await self._store.cancel(record.task.id, node_id=self._engine.node.node_id)
+                self._live[record.task.id] = -1
             before = page.next_before
             if before is None:
                 return
+
+    def _is_void(self, record: TaskRecord) -> bool:
+        return self._run.is_void(
+            record.submission.labels[STEP_LABEL], step_task(record, self._run.id)
+        )
 
     async def _create_limits(self) -> None:
         record, ledger = self._run.record, self._engine.ledger

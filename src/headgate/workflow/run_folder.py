@@ -1,8 +1,9 @@
 """The folder of a run, `DATA/runs/<RUN>`: made whole or not at all, and one process drives it.
 
 `run.json` is the record, `workflow.yaml` the file as it was, `items-<step>.jsonl` a copy of each
-file of items: a resume runs what was begun, whatever has happened to the originals. The store or
-the journal of the run lies beside them. What was changed or lost here is refused.
+file of items: a resume runs what was begun, whatever has happened to the originals. A corrected
+file that a resume took lies in `revision-<n>` with its items. The store or the journal of the run
+lies beside them. What was changed or lost here is refused.
 
 Rule: whatever is written here is on disk before it counts, and only its owner can read it.
 """
@@ -24,11 +25,13 @@ import msgspec
 
 from headgate.errors import DirectoryInUseError, InvalidSettingError, StoreError
 from headgate.storage.data_lock import hold_directory, is_held
+from headgate.workflow.backend import StepTask, TaskState
 from headgate.workflow.expansion import Expansion, ItemSource, load_items
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.report import RunReport, RunState
 from headgate.workflow.run_record import (
     FORMAT,
+    NO_GENERATIONS,
     RunOptions,
     RunRecord,
     RunScope,
@@ -56,7 +59,7 @@ def digests_of(paths: Iterable[Path]) -> dict[str, str]:
 
 def damage(path: Path, record: RunRecord) -> str:
     """Say in one line what of the folder of a run is not as the run left it; empty if all is."""
-    anew = f"begin anew with headgate run {shlex.quote(record.source)}"
+    anew = f"begin anew with headgate run {shlex.quote(record.file)}"
     if record.has_begun and not any((path / name).exists() for name in (STORE, JOURNAL)):
         name = STORE if record.server is None else JOURNAL
         return f"{path / name} is gone; what the run did and spent is not known; {anew}"
@@ -106,10 +109,26 @@ class Run:
         """The id of the run."""
         return self.record.id
 
+    @property
+    def files(self) -> Path:
+        """The folder with the copies of the workflow file and its items that the run goes by."""
+        return self.path / self.record.files
+
+    def is_void(self, step_id: str, task: StepTask) -> bool:
+        """Tell whether a corrected file made a task of a step void: it begins anew."""
+        first = self.record.first_generations.get(step_id, NO_GENERATIONS)
+        counts_from = first.done if task.state is TaskState.DONE else first.unfinished
+        return task.generation < counts_from
+
+    def next_generation(self, step_id: str, task: StepTask | None) -> int:
+        """Return the generation of the next task of a run of a step, after its latest one."""
+        first = self.record.first_generations.get(step_id, NO_GENERATIONS).unfinished
+        return first if task is None else max(first, task.generation + 1)
+
     def change(self, **fields: Any) -> None:  # noqa: ANN401 - the fields of the record
         """Change fields of the record; they are on disk when this returns."""
         record = msgspec.structs.replace(self.record, **fields)
-        with _kept_in(self.path):
+        with kept_in(self.path):
             replace_file(self.path / RECORD, _written(record))
         self.record = record
 
@@ -153,7 +172,7 @@ def create_run(
         ledger=ledger,
     )
     runs = options.data / RUNS
-    with _kept_in(runs):
+    with kept_in(runs):
         runs.mkdir(mode=_ONLY_THE_OWNER_ENTERS, parents=True, exist_ok=True)
         _clear(runs)
         return _made(runs, recorded(record, options), text, workflow)
@@ -169,12 +188,12 @@ def open_run(data: Path, name: str) -> Run:
     if problem := damage(path, record):
         raise StoreError(problem)
     try:
-        text = (path / WORKFLOW).read_bytes()
+        text = (path / record.files / WORKFLOW).read_bytes()
     except OSError as error:
         problem = f"{path / WORKFLOW} cannot be read: {error.strerror}; the run cannot be resumed"
         raise StoreError(problem) from None
-    workflow = read_workflow(Path(record.source), text, name=record.workflow)
-    return Run(path, record, workflow, load_items(workflow, copies=path))
+    workflow = read_workflow(Path(record.file), text, name=record.workflow)
+    return Run(path, record, workflow, load_items(workflow, copies=path / record.files))
 
 
 def find_run(data: Path, name: str) -> Path:
@@ -241,7 +260,7 @@ def _made(runs: Path, record: RunRecord, text: bytes, workflow: Workflow) -> Run
     unfinished = runs / f"{_UNFINISHED}{os.getpid()}-{time.monotonic_ns():x}"
     unfinished.mkdir(mode=_ONLY_THE_OWNER_ENTERS)
     try:
-        _write(unfinished / WORKFLOW, text)
+        write_file(unfinished / WORKFLOW, text)
         items = load_items(workflow, copies=unfinished)
         for copy in unfinished.glob("items-*"):
             copy.chmod(_ONLY_THE_OWNER)
@@ -294,7 +313,8 @@ def _held(path: Path, run_id: str) -> Iterator[int]:
 
 
 @contextmanager
-def _kept_in(path: Path) -> Iterator[None]:
+def kept_in(path: Path) -> Iterator[None]:
+    """Say where a run is kept if that fails while the body runs."""
     try:
         yield
     except OSError as error:
@@ -307,7 +327,8 @@ def _written(record: RunRecord) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner can read; it is on disk when this returns."""
     with _new_file(path) as file:
         file.write(content)
         file.flush()
@@ -318,7 +339,7 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write a file in one step: it has all of the new content, or all of the old."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
-    _write(fresh, content)
+    write_file(fresh, content)
     fresh.replace(path)
     _sync(path.parent)
 

@@ -331,8 +331,13 @@ class _View:
             keep_newest(self._latest, task)
         if self._state is not RunState.RUNNING:
             self._reporter.left_at = last_event_at(self._latest.values())
+        self._latest = {
+            number: task
+            for number, task in sorted(self._latest.items())
+            if not self._run.is_void(self._progress.step(number).id, task)
+        }
         self._has_failures = any(task.state is TaskState.FAILED for task in self._latest.values())
-        for _, task in sorted(self._latest.items()):
+        for task in self._latest.values():
             self._restore(task)
         if self._fails_fast():
             self._progress.stop()
@@ -479,7 +484,7 @@ def step_outputs(data: Path, name: str, step_id: str) -> Iterator[StepOutput]:
     step = _step(run, step_id)
     numbers = Expansion(run.workflow, run.items).runs_of(step.id)
     with recorded_tasks(run.path, run.id) as recorded:
-        done = _done(recorded, numbers)
+        done = [task for task in _done(recorded, numbers) if not run.is_void(step.id, task)]
         for start in range(0, len(done), AT_ONCE):
             some = done[start : start + AT_ONCE]
             for task, result in zip(some, recorded.results(some), strict=True):

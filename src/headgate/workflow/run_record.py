@@ -45,8 +45,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     project: str | None = None
 
 
-FORMAT = 1
-"""Grows when a record cannot be read by older programs any more."""
+FIRST_FORMAT = 1
+FORMAT = 2
+"""The newest format; a record has the oldest one that can hold it. 2 has revisions."""
 
 
 class RunScope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -56,10 +57,34 @@ class RunScope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     micro_usd: int | None = None
 
 
+class Revision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A corrected file that a resume took; `files` is the folder with its copy, in the run's.
+
+    `changed` are the steps that it changed, `rerun` those whose finished runs began anew.
+    """
+
+    at: float
+    source: str
+    files: str
+    changed: tuple[str, ...] = ()
+    rerun: tuple[str, ...] = ()
+
+
+class FirstGenerations(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """From which generation on the tasks of a step count: done ones, and all others."""
+
+    done: int = 0
+    unfinished: int = 0
+
+
+NO_GENERATIONS = FirstGenerations()
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A run as `run.json` has it; times are Unix seconds.
 
-    `source` is the file that it was made from, `folder` where its relative paths begin. `scopes`
+    `source` is the file that it was made from, `folder` where its relative paths begin. `revisions`
+    are the corrected files since, and `first_generations` say which tasks they made void. `scopes`
     are from the outermost to the workflow's own; `ledger` is the address of a ledger outside the
     run. `digests` are of the files that a resume reads, as they were made; `has_begun` says that
     the store or the journal was made, too. `server` to `concurrency` were said by options, and
@@ -73,7 +98,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     created_at: float
     source: str
     folder: str
-    format: int = FORMAT
+    format: int = FIRST_FORMAT
+    revisions: tuple[Revision, ...] = ()
+    first_generations: dict[str, FirstGenerations] = {}
     total: int = 0
     digests: dict[str, str] = {}
     has_begun: bool = False
@@ -96,6 +123,16 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     spent_micro_usd: int | None = None
     unbooked_micro_usd: int = 0
     money: tuple[Money, ...] = ()
+
+    @property
+    def file(self) -> str:
+        """The file that the run goes by now."""
+        return self.revisions[-1].source if self.revisions else self.source
+
+    @property
+    def files(self) -> str:
+        """The folder of its copies, within that of the run."""
+        return self.revisions[-1].files if self.revisions else ""
 
     def seconds_until(self, moment: float) -> float:
         """Return how long processes have carried the run, if the latest one did until a moment."""
