@@ -46,7 +46,7 @@ CACHES = {
     "storage.slot_rows._decoder": "types",
     "storage.transaction.percent_placeholders": "statements",
     "storage.zones.zone": "names of zones that the machine knows",
-    "workflow.checks._find": "names of programs, in a process of the user's own",
+    "workflow.local_backend._find": "names of programs, in a process of the user's own",
     "workflow.report._by_state": "counts",
 }
 

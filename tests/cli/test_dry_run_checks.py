@@ -16,7 +16,6 @@ MISSING: list[tuple[tuple[str, ...], str]] = [
     (("http: {url: 'http://127.0.0.1/{env.NO_SUCH_NAME}'}",), "NO_SUCH_NAME is not set"),
     (("call: no_such_module:f",), "no_such_module cannot be imported"),
     (("call: json:no_such",), "json has no function no_such"),
-    (("model: m", "prompt: hi", "cost_usd: 1"), "OPENAI_API_KEY is not set"),
     (("target: nowhere", "action: go"), "unknown target 'nowhere'"),
 ]
 
@@ -30,7 +29,6 @@ def test_what_would_stop_a_run_before_it_begins_stops_a_dry_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     Path("a.yaml").write_text("\n    ".join(["steps:\n  - id: one", *keys]))
     assert run_headgate(["run", "a.yaml", "--dry-run", "--data", "data"]) == 2
     dry = capsys.readouterr()
@@ -38,6 +36,50 @@ def test_what_would_stop_a_run_before_it_begins_stops_a_dry_run(
     assert dry.out == ""
     assert run_headgate(["run", "a.yaml", "--data", "data"]) == 2
     assert dry.err in capsys.readouterr().err
+
+
+def test_a_key_that_is_not_set_stops_a_run_and_not_a_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    Path("a.yaml").write_text("steps:\n  - {id: one, model: gpt-4o-mini, prompt: hi}\n")
+    line = "steps[0].model: gpt-4o-mini goes to openai, which needs OPENAI_API_KEY; set it\n"
+    assert run_headgate(["run", "a.yaml", "--dry-run", "--data", "data"]) == 0
+    assert capsys.readouterr().err == f"headgate: warning: a.yaml:2: {line}"
+    assert run_headgate(["run", "a.yaml", "--data", "data"]) == 2
+    assert capsys.readouterr().err == f"headgate: a.yaml:2: {line}"
+
+
+TYPO = """
+steps:
+  - id: case
+    foreach: [{n: 1, expected: one}, {n: 2, expected: two}]
+    command: ["echo", "{item.n}"]
+  - id: judge
+    foreach: {step: case}
+    command: ["echo", "{item.expcted}"]
+"""
+
+
+def test_a_dry_run_that_finds_failures_says_so_at_its_end_and_by_its_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.yaml").write_text(TYPO)
+    assert run_headgate(["run", str(tmp_path / "a.yaml"), "--dry-run"]) == 1
+    printed = capsys.readouterr().out
+    assert "there is no 'expcted'; did you mean 'expected'?" in printed
+    assert printed.splitlines()[-1] == (
+        "estimated: $0.00; 2 runs of steps would fail; nothing was run"
+    )
+
+
+def test_a_run_warns_of_failures_that_are_certain_before_it_spends(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(TYPO)
+    failed = Commands(tmp_path).run("a.yaml")
+    missing = "{item.expcted} has nothing to be filled with: there is no 'expcted'"
+    line = f"headgate: warning: 2 runs of judge will fail: {missing}; did you mean 'expected'?"
+    assert failed.stderr.splitlines()[0] == line
 
 
 def test_a_module_that_prints_while_it_is_imported_leaves_the_json_alone(tmp_path: Path) -> None:

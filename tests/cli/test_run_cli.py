@@ -112,7 +112,7 @@ def test_failed_steps_are_exit_code_one_and_runs_show_what_failed(
     assert failed.code == 1
     assert "bad failed after" in failed.stdout
     assert "no such page" in failed.stdout
-    assert f"to go on: headgate run --resume {commands.ids()[0]}" in failed.stdout
+    assert f"again: headgate run --resume {commands.ids()[0]}" in failed.stdout
     assert re.search(rf"{commands.ids()[0]} +failing +failed", here.call("runs").stdout)
     shown = here.call("runs", "show", commands.ids()[0][:15])
     assert re.search(r"bad +failed", shown.stdout)
@@ -183,7 +183,6 @@ def test_a_wrong_file_is_one_line_exit_code_two_and_leaves_nothing(
 WRONG_CALLS: list[tuple[list[str], str]] = [
     ([], "FILE is missing; name a workflow, or a run to go on with by --resume (see"),
     (["nothing.yaml"], "FILE: cannot read nothing.yaml: No such file or directory"),
-    (["f.yaml", "--resume", "last"], "--resume: goes on with the file that the run was begun with"),
     (["--resume", "last", "--dry-run"], "--dry-run: is for a file; leave out --resume"),
     (["--resume", "nope"], "RUN: there is no run 'nope'"),
     (["f.yaml", "--token", "t"], "--token: is for a service; name one with --server"),

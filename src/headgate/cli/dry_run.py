@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from headgate.cli.main import EXIT_EXHAUSTED
+from headgate.cli.main import EXIT_EXHAUSTED, EXIT_FAILED
 from headgate.cli.output import print_json, print_table
 from headgate.cli.run_progress import limited_or_used, money_text
 from headgate.cli.run_session import found_address, own_output, read_source
@@ -43,7 +43,7 @@ HEADER = ("step", "runs", "", "each", "together", "cumulated", "why")
 
 
 def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
-    """Write what a run of a file would do, and return the exit code of a run that a budget ends."""
+    """Write what a run of a file would do, and return the exit code that it would end with."""
     workflow = read_workflow(file, read_source(file))
     workflow = with_settings_prices(workflow, settings_file(options.config))
     scopes = run_scopes(workflow, options, os.environ)
@@ -52,7 +52,10 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
         check_prices(workflow, scopes)
         # A module may print while it is imported; standard output is for what comes below.
         with own_output(lambda line: click.echo(line, err=True)):
-            hold = asyncio.run(check_here(workflow, options, os.environ))
+            checked = asyncio.run(check_here(workflow, options, os.environ))
+        hold = checked.hold
+        for missing in checked.missing_keys:
+            click.echo(f"headgate: warning: {printable(str(missing))}", err=True)
     found = rehearse(
         workflow,
         load_items(workflow, copies=None),
@@ -68,6 +71,8 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
         print_order(found)
         for line in dry_lines(found):
             click.echo(printable(line))
+    if found.counts["fails"]:
+        return EXIT_FAILED
     return 0 if found.stop is None else EXIT_EXHAUSTED
 
 
@@ -98,6 +103,8 @@ def dry_lines(found: DryRun) -> Iterator[str]:
     line = f"estimated: {least}{format_usd(found.micro_usd)}{tokens}"
     if found.stop is not None:
         line += f"; all of it would need {least}{format_usd(found.needed_micro_usd)}"
+    if fails := found.counts["fails"]:
+        line += f"; {_counted(fails, 'run')} of steps would fail"
     if found.unknown:
         line += f"; nobody knows what {_counted(found.unknown, 'run')} of steps will cost"
     yield f"{line}; nothing was run"

@@ -62,16 +62,16 @@ from headgate.workflow.budgets import (
     scopes_again,
     way_on,
 )
-from headgate.workflow.checks import in_file
 from headgate.workflow.conductor import Conductor
 from headgate.workflow.costs import check_prices, with_settings_prices
-from headgate.workflow.local_backend import LocalBackend, local_backend
+from headgate.workflow.local_backend import LocalBackend, in_file, local_backend
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.report import RunReport, RunState, StepState
 from headgate.workflow.revisions import OnChanged, revise, unused_changes
 from headgate.workflow.run_folder import JOURNAL, LAST, Run, create_run, damage, open_run
 from headgate.workflow.run_record import RunOptions, resumed_options
 from headgate.workflow.run_tasks import recorded_tasks
+from headgate.workflow.step_requests import unfillable_steps
 from headgate.workflow.yaml_document import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
@@ -303,6 +303,10 @@ def run_workflow(
             if options.concurrency != run.record.concurrency:
                 run.change(concurrency=options.concurrency)
             backend = _backend(run, options, sets_own_limit=sets_own_limit)
+            for wrong in unfillable_steps(run.workflow, run.items):
+                runs = "1 run" if wrong.runs == 1 else f"{wrong.runs:,} runs"
+                line = f"warning: {runs} of {wrong.step} will fail: {wrong.error}"
+                click.echo(f"headgate: {printable(line)}", err=True)
             return _run_with_progress(run, backend, ending, metrics)
         except KeyboardInterrupt as interruption:
             forget(interruption)

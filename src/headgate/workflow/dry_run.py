@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -34,7 +34,7 @@ from headgate.core.budgets.reservations import Delta
 from headgate.core.budgets.scopes import Scope, ancestors
 from headgate.core.estimates import NOTHING, PROBE, Basis, Hold, given
 from headgate.core.money import MicroUsd, Tokens, amount_of
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, WorkflowError
 from headgate.executors.callable import CallableExecutor
 from headgate.redaction import hidden_address
 from headgate.workflow.backend import Amounts, Money, StepOrder
@@ -46,11 +46,18 @@ from headgate.workflow.budgets import (
     create_limits,
     limits_of,
 )
-from headgate.workflow.checks import check_steps, in_file
 from headgate.workflow.conditions import condition_references, holds
 from headgate.workflow.costs import earlier_kinds, estimated
 from headgate.workflow.expansion import Expansion, ItemSource
-from headgate.workflow.local_backend import StepHolds, named_targets, search, step_executors
+from headgate.workflow.local_backend import (
+    StepHolds,
+    check_steps,
+    in_file,
+    missing_keys,
+    named_targets,
+    search,
+    step_executors,
+)
 from headgate.workflow.placeholders import StepPlaceholder, UnfilledError, references
 from headgate.workflow.progress import StepRunState, WorkflowProgress
 from headgate.workflow.remote_backend import check_known_targets, money_of, own_scope, within
@@ -590,17 +597,29 @@ def _limited(account: Account, limit: Limit | None) -> Account:
 # are imported for that, as a run would import them; nothing is called, started or sent.
 
 
+class Checked(NamedTuple):
+    """What steps would hold, and which keys of providers a run would miss: a rehearsal needs none.
+
+    A run is refused for each of them.
+    """
+
+    hold: StepHolds
+    missing_keys: tuple[WorkflowError | InvalidSettingError, ...]
+
+
 async def check_here(
     workflow: Workflow, options: RunOptions, environ: Mapping[str, str]
-) -> StepHolds:
-    """Return what steps would hold, or raise what a run would raise before anything runs."""
+) -> Checked:
+    """Check what a run needs, or raise what a run would raise before anything runs."""
     try:
         return await _check(workflow, options, environ)
     except InvalidSettingError as error:
         raise in_file(error, workflow) from error
 
 
-async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, str]) -> StepHolds:
+async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, str]) -> Checked:
+    missing = dict(missing_keys(workflow, environ))
+    environ = {**environ, **dict.fromkeys(missing, _NO_KEY)}
     variables = Variables(environ)
     check_steps(workflow, variables)
     targets = named_targets(workflow, options, environ)
@@ -609,7 +628,11 @@ async def _check(workflow: Workflow, options: RunOptions, environ: Mapping[str, 
     for executor in executors.values():
         if isinstance(executor.executor, CallSteps | CallableExecutor):
             await executor.open()
-    return StepHolds(workflow, targets, earlier_kinds(options.data, workflow.name))
+    hold = StepHolds(workflow, targets, earlier_kinds(options.data, workflow.name))
+    return Checked(hold, tuple(in_file(error, workflow) for error in missing.values()))
+
+
+_NO_KEY = "not-set"
 
 
 # A service before a run: its targets, and the budgets as far as the service tells them.

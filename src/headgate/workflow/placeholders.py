@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeGuard
 from urllib.parse import quote
 
@@ -95,6 +96,10 @@ class View(Protocol):
 
     def field(self, step: str, name: str) -> Any:  # noqa: ANN401
         """Return a field of another step that has ended, such as its output or its status."""
+
+
+MAX_COMPARED = 100
+"""How many keys of a value are compared with a wrong one, and how many characters of it."""
 
 
 class UnfilledError(Exception):
@@ -200,8 +205,16 @@ def found_in(value: Any, path: Path) -> Any:  # noqa: ANN401
         except LookupError:
             is_there = False
         if not is_there:
-            raise LookupError(part)
+            raise LookupError(part, _meant(part, value))
     return value
+
+
+def _meant(part: str | int, value: Any) -> str:  # noqa: ANN401
+    """Return the key that somebody may have meant, for an error; empty if none is close."""
+    if not isinstance(part, str) or not isinstance(value, dict):
+        return ""
+    close = get_close_matches(part[:MAX_COMPARED], list(islice(value, MAX_COMPARED)), n=1)
+    return close[0] if close else ""
 
 
 def placeholder_text(placeholder: Placeholder) -> str:
@@ -237,7 +250,7 @@ def _filled(
 ) -> str | EnvPlaceholder:
     if isinstance(part, str | EnvPlaceholder):
         return part
-    value = _looked_up(part, view)
+    value = look_up(part, view)
     if isinstance(value, str):
         filled_bytes.add(len(value), part)
         text = value
@@ -250,7 +263,7 @@ def _filled(
 def _filled_value(value: Any, view: View, filled_bytes: FilledBytes) -> Any:  # noqa: ANN401
     if isinstance(value, Text):
         if len(value.parts) == 1 and not isinstance(value.parts[0], str):
-            found = _looked_up(value.parts[0], view)
+            found = look_up(value.parts[0], view)
             if isinstance(found, str | list | dict):
                 size = len(found) if isinstance(found, str) else len(msgspec.json.encode(found))
                 filled_bytes.add(size, value.parts[0])
@@ -263,14 +276,15 @@ def _filled_value(value: Any, view: View, filled_bytes: FilledBytes) -> Any:  # 
     return value
 
 
-def _looked_up(placeholder: Placeholder, view: View) -> Any:  # noqa: ANN401
+def look_up(placeholder: Placeholder, view: View) -> Any:  # noqa: ANN401
+    """Return what a placeholder stands for, or raise `UnfilledError` with what is missing."""
     try:
         return value_at(placeholder, view)
     except LookupError as error:
-        missing = error.args[0] if error.args else ""
+        missing, meant = error.args if len(error.args) > 1 else (*error.args, "")
         written = placeholder_text(placeholder)
         problem = f"{written} has nothing to be filled with: there is no {missing!r}"
-        raise UnfilledError(problem) from None
+        raise UnfilledError(problem + (f"; did you mean {meant!r}?" if meant else "")) from None
 
 
 # Placeholders as a file writes them: found in texts and in JSON values, and told from other braces.

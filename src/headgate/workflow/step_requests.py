@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -27,16 +27,19 @@ from headgate.workflow.backend import Amounts, StepOrder, StepTask
 from headgate.workflow.conditions import holds
 from headgate.workflow.config import PATHS
 from headgate.workflow.costs import estimated
+from headgate.workflow.expansion import ItemSource
 from headgate.workflow.placeholders import (
     ONE_RUN_FIELDS,
     EnvPlaceholder,
     FilledBytes,
     FilledText,
+    ItemPlaceholder,
     Text,
     UnfilledError,
     View,
     fill,
     fill_template,
+    look_up,
     references,
     with_variables,
 )
@@ -55,6 +58,7 @@ from headgate.workflow.workflow import (
     Work,
     Workflow,
     fields_of_steps,
+    step_placeholders,
 )
 
 
@@ -469,6 +473,55 @@ class _Cache:
 def fields_read(workflow: Workflow) -> frozenset[tuple[str, str]]:
     """Return the fields of steps that some step refers to, by id and name."""
     return frozenset(field for step in workflow.steps for field in fields_of_steps(step))
+
+
+# Placeholders of items that an item has nothing for: known before anything runs or costs.
+
+MAX_ITEMS_CHECKED = 10_000
+
+
+class Unfillable(NamedTuple):
+    """A step of whose runs some will fail, because their items lack what its texts name."""
+
+    step: str
+    runs: int
+    error: str
+
+
+def unfillable_steps(workflow: Workflow, items: Mapping[str, ItemSource]) -> Iterator[Unfillable]:
+    """Give the steps of which runs would fail for their items; the first items are looked at.
+
+    A step with a condition may skip just those, so it is left out.
+    """
+    for step in workflow.steps:
+        wanted = {
+            placeholder
+            for placeholder in step_placeholders(step)
+            if isinstance(placeholder, ItemPlaceholder) and placeholder.path
+        }
+        if not wanted or step.when is not None:
+            continue
+        source, errors = items[step.id], []
+        for index in range(min(source.count, MAX_ITEMS_CHECKED)):
+            try:
+                for placeholder in wanted:
+                    look_up(placeholder, _ItemView(source.item(index), index))
+            except UnfilledError as error:
+                errors.append(str(error))
+        if errors:
+            yield Unfillable(step.id, len(errors), errors[0])
+
+
+class _ItemView:
+    """What is known of a run before any other: its item."""
+
+    def __init__(self, item: Any, index: int) -> None:  # noqa: ANN401
+        self.item = item
+        self.index = index
+        self.run: dict[str, str] = {}
+
+    def field(self, step: str, name: str) -> Any:  # noqa: ANN401, ARG002
+        return None
 
 
 def _pieces(values: list[_T]) -> Iterator[list[_T]]:
