@@ -19,7 +19,7 @@ from headgate.workflow.run_folder import run_folders
 from service.support import environment
 
 RUN_SECONDS = 60.0
-EXIT_DONE, EXIT_FAILED, EXIT_BAD_FILE, EXIT_EXHAUSTED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+EXIT_DONE, EXIT_FAILED, EXIT_BAD_FILE, EXIT_EXHAUSTED, EXIT_INTERRUPTED = 0, 1, 2, 6, 130
 
 
 class Ended(NamedTuple):

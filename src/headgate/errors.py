@@ -153,16 +153,25 @@ class WorkflowError(CallerError):
     """A workflow file cannot be run as it is written, or a file of items that it names.
 
     `line` counts from 1, and `key` is the path of the value, as `steps[3].when`; either may be
-    missing.
+    missing. `others` are further errors of the same file.
     """
 
-    def __init__(self, file: str, problem: str, *, line: int | None = None, key: str = "") -> None:
+    def __init__(
+        self,
+        file: str,
+        problem: str,
+        *,
+        line: int | None = None,
+        key: str = "",
+        others: tuple[WorkflowError, ...] = (),
+    ) -> None:
         place = file if line is None else f"{file}:{line}"
         super().__init__(f"{place}: {key}: {problem}" if key else f"{place}: {problem}")
         self.file = file
         self.line = line
         self.key = key
         self.problem = problem
+        self.others = others
 
 
 class BudgetMismatchError(CallerError):

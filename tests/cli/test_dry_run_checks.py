@@ -62,14 +62,12 @@ steps:
 """
 
 
-def test_a_dry_run_that_finds_failures_says_so_at_its_end_and_by_its_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_that_finds_failures_says_so_at_its_end_and_by_its_code(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(TYPO)
-    assert run_headgate(["run", str(tmp_path / "a.yaml"), "--dry-run"]) == 1
-    printed = capsys.readouterr().out
-    assert "there is no 'expcted'; did you mean 'expected'?" in printed
-    assert printed.splitlines()[-1] == (
+    found = Commands(tmp_path).call("run", "a.yaml", "--dry-run")
+    assert found.code == 1
+    assert "there is no 'expcted'; did you mean 'expected'?" in found.stdout
+    assert found.stdout.splitlines()[-1] == (
         "estimated: $0.00; 2 runs of steps would fail; nothing was run"
     )
 
@@ -80,6 +78,39 @@ def test_a_run_warns_of_failures_that_are_certain_before_it_spends(tmp_path: Pat
     missing = "{item.expcted} has nothing to be filled with: there is no 'expcted'"
     line = f"headgate: warning: 2 runs of judge will fail: {missing}; did you mean 'expected'?"
     assert failed.stderr.splitlines()[0] == line
+
+
+SEVERAL = """
+config: {budgt_usd: 1, concurency: 2}
+steps:
+  - {id: one, comand: [echo]}
+  - {id: two, command: [echo], retries: many, timout: 3}
+"""
+
+
+def test_everything_that_is_wrong_with_a_file_is_said_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(SEVERAL)
+    assert run_headgate(["run", "a.yaml", "--data", "data"]) == 2
+    said = [line.partition(" is not")[0] for line in capsys.readouterr().err.splitlines()]
+    assert said == [
+        "headgate: a.yaml:2: config.budgt_usd:",
+        "headgate: a.yaml:2: config.concurency:",
+        "headgate: a.yaml:4: steps[0].comand:",
+        "headgate: a.yaml:5: steps[1].timout:",
+    ]
+
+
+def test_names_of_steps_that_are_wrong_are_all_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = [f"  - {{id: s{n}, command: [echo], depends_on: [nope]}}" for n in range(3)]
+    Path("a.yaml").write_text("\n".join(["steps:", *steps]))
+    assert run_headgate(["run", "a.yaml", "--data", "data"]) == 2
+    assert capsys.readouterr().err.count("there is no step 'nope'") == 3
 
 
 def test_a_module_that_prints_while_it_is_imported_leaves_the_json_alone(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_all_done_is_exit_code_zero_and_one_json_document(commands: Commands) ->
 
 def test_a_used_up_budget_is_exit_code_three_and_a_resume_goes_on(commands: Commands) -> None:
     stopped = commands.run("cases.yaml")
-    assert stopped.code == 3
+    assert stopped.code == 6
     assert stopped.json["state"] == "exhausted"
     assert stopped.json["resume"].endswith(f"--data {commands.data}")
     resumed = commands.run("--resume", "last", "--budget-usd", "0.50")
@@ -236,9 +236,9 @@ def test_a_limit_that_differs_names_both_and_leaves_no_run(commands: Commands) -
 @pytest.mark.parametrize(
     ("ending", "shown"),
     [
-        (">&-; echo $?", ["3"]),
-        ("2>&- | tail -n 3 | head -n 1; echo ${PIPESTATUS[0]}", ["cases ran out of budget", "3"]),
-        ('2>&1 | (head -c 1 >/dev/null); echo "${PIPESTATUS[0]}"', ["3"]),
+        (">&-; echo $?", ["6"]),
+        ("2>&- | tail -n 3 | head -n 1; echo ${PIPESTATUS[0]}", ["cases ran out of budget", "6"]),
+        ('2>&1 | (head -c 1 >/dev/null); echo "${PIPESTATUS[0]}"', ["6"]),
     ],
 )
 def test_closed_outputs_and_readers_that_go_do_not_change_the_end(
@@ -274,7 +274,7 @@ def test_a_terminal_has_a_display_that_is_gone_at_the_end(commands: Commands) ->
         shown += part
     os.close(ours)
     done = ended(process)
-    assert done.code == 3
+    assert done.code == 6
     text = shown.decode()
     assert re.search(r"[━─]{10,}\S*  \d of 6", text)
     assert "\x1b[?25l" in text
@@ -300,7 +300,7 @@ def test_a_dry_run_says_where_the_budget_would_end_it_and_founds_nothing(
 ) -> None:
     call = ("run", "cases.yaml", "--dry-run", "--budget-session-id", "s")
     told = here.call(*call, "--budget-session-limit", "0.15")
-    assert told.code == 3, told.stderr
+    assert told.code == 6, told.stderr
     assert told.stdout.splitlines() == [
         "Dry run of cases: 6 runs of steps, 1 at once",
         "  step       runs           each   together  cumulated  why",
@@ -330,7 +330,7 @@ steps:
 """
 
 
-def test_a_service_that_is_gone_is_exit_code_one_and_not_three(commands: Commands) -> None:
+def test_a_service_that_is_gone_is_exit_code_three(commands: Commands) -> None:
     (commands.folder / "hello.yaml").write_text(ON_A_SERVICE)
     with running_service(commands.folder, "--data", str(commands.folder / "service")) as service:
         done = commands.run("hello.yaml", "--server", service.address)
@@ -342,13 +342,13 @@ def test_a_service_that_is_gone_is_exit_code_one_and_not_three(commands: Command
         dry = commands.run("hello.yaml", "--server", service.address, "--dry-run")
         assert dry.json["accounts"][-1]["limit_micro_usd"] == 1_000_000
     gone = commands.run("hello.yaml", "--server", service.address)
-    assert gone.code == 1
+    assert gone.code == 3
     assert "no service answers at" in gone.stderr
     assert len(commands.ids()) == 1
 
 
 def test_what_a_step_gave_is_printed_as_it_is(commands: Commands, here: Here) -> None:
-    assert commands.run("cases.yaml").code == 3
+    assert commands.run("cases.yaml").code == 6
     texts = here.call("runs", "output", "last", "case")
     assert texts.stdout.splitlines() == [f"{one} is a colour" for one in ("red", "green", "blue")]
     lines = here.call("runs", "output", "last", "case", "--json").stdout.splitlines()

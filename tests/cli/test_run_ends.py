@@ -139,7 +139,7 @@ def test_a_resume_says_what_was_done_before_and_heeds_a_new_concurrency(
     commands: Commands,
 ) -> None:
     (commands.folder / "one.yaml").write_text(ONE.replace("budget_usd: 1", "budget_usd: 0.06"))
-    assert commands.run("one.yaml", "--concurrency", "2").code == 3
+    assert commands.run("one.yaml", "--concurrency", "2").code == 6
     resumed = commands.run("--resume", "last", "--concurrency", "40", "--budget-usd", "1")
     assert resumed.code == 0, resumed.stderr
     record = json.loads((commands.data / "runs" / commands.ids()[0] / "run.json").read_text())

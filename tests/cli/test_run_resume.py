@@ -48,7 +48,7 @@ def commands(tmp_path: Path) -> Commands:
 def test_a_session_that_was_used_up_is_raised_and_the_run_goes_on(commands: Commands) -> None:
     session = ("--budget-session-id", "q", "--budget-session-limit", "0.15")
     stopped = commands.run("cases.yaml", *session)
-    assert (stopped.code, stopped.json["state"]) == (3, "exhausted")
+    assert (stopped.code, stopped.json["state"]) == (6, "exhausted")
     ledger = f"--ledger {commands.data}/budget.db"
     assert stopped.json["raise"] == f"headgate budget set session:q --limit-usd USD {ledger}"
     shown = commands.call("runs", "show", "last", "--data", str(commands.data)).stdout
@@ -70,14 +70,14 @@ def test_what_other_runs_of_the_workflow_have_spent_is_said(commands: Commands) 
     call = ("run", "cases.yaml", "--data", str(commands.data), "--budget-tracker", "sqlite")
     assert commands.call(*call, "--budget-usd", "0.25").code == 0
     again = commands.call(*call, "--budget-usd", "0.25")
-    assert again.code == 3
+    assert again.code == 6
     assert "workflow:cases: $0.21 of it was spent by other runs of this workflow" in again.stdout
     assert f"--resume {commands.ids()[-1]}" in again.stdout
     assert f"--data {commands.data} --budget-usd USD\n" in again.stdout
 
 
 def test_a_run_goes_on_where_it_was_begun(commands: Commands) -> None:
-    assert commands.run("cases.yaml", "--budget-usd", "0.08").code == 3
+    assert commands.run("cases.yaml", "--budget-usd", "0.08").code == 6
     for option, value in (("--server", "http://127.0.0.1:1"), ("--budget-tracker", "redis")):
         refused = commands.run("--resume", "last", option, value)
         assert (refused.code, refused.stderr.count("\n")) == (2, 1)
@@ -90,7 +90,7 @@ def test_a_session_of_a_service_is_raised_there_by_what_is_shown(commands: Comma
     with running_service(commands.folder, "--data", str(commands.folder / "service")) as service:
         session = ("--budget-session-id", "q", "--budget-session-limit", "0.15")
         stopped = commands.run("there.yaml", "--server", service.address, *session)
-        assert stopped.code == 3, stopped.stderr
+        assert stopped.code == 6, stopped.stderr
         raised = stopped.json["raise"].replace("USD", "0.50")
         assert run([*shlex.split(raised)[1:]]) == 0
         done = commands.run("--resume", "last")

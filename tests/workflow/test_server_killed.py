@@ -96,7 +96,7 @@ def test_a_budget_that_is_used_up_ends_the_run_until_it_is_raised(
     file.write_text(text.replace("budget_usd: 100", "budget_usd: 0.02"))
     process = command(tmp_path, str(file), "--server", service.address)
     output, _ = process.communicate(timeout=60)
-    assert process.returncode == 3, output.decode()
+    assert process.returncode == 6, output.decode()
     process = command(tmp_path, "--resume", "last", "--budget-usd", "1")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output.decode()

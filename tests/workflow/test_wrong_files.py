@@ -39,7 +39,7 @@ OTHERS: list[tuple[str | bytes, str]] = [
     ("---\n...\n", ": is empty; write steps"),
     (
         "\tsteps: 1",
-        ":1: is not YAML: found character that cannot start any token; correct the line",
+        ":1: is indented with a tab; indent with spaces, not tabs",
     ),
     ("a: 1\n---\nb: 2\n", ":2: has a second document; leave out what follows ---"),
     ("a: 'x\x01'", ":1: has the character U+0001, which YAML does not allow; leave it out"),

@@ -1,8 +1,8 @@
 """The `headgate` command: its groups, and the edge at which every error becomes one line.
 
 Exit codes: 0 success, 1 the work failed, 2 the input or the call was wrong, 3 no service answers,
-4 the token does not allow it, 5 what was waited for took too long, 70 a fault of Headgate's own,
-130 interrupted. `headgate run` has 3 of its own: a budget is used up.
+4 the token does not allow it, 5 what was waited for took too long, 6 a budget is used up, 70 a
+fault of Headgate's own, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from headgate.errors import (
     ServiceError,
     ServiceUnavailableError,
     WaitTimeoutError,
+    WorkflowError,
 )
 
 if TYPE_CHECKING:
@@ -100,10 +101,9 @@ def forget(interruption: BaseException) -> None:
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_UNAVAILABLE = 3
-EXIT_EXHAUSTED = 3
-"""Of `headgate run` alone, where a service that does not answer is a failure."""
 EXIT_NOT_ALLOWED = 4
 EXIT_TIMEOUT = 5
+EXIT_EXHAUSTED = 6
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 
@@ -296,6 +296,8 @@ def _report(error: Exception) -> int:
         return _report_call(error)
     if isinstance(error, HeadgateError):
         _complain(_line_of(error))
+        for other in error.others if isinstance(error, WorkflowError) else ():
+            _complain(str(other))
         return _code_of(error)
     if isinstance(error, OSError):
         _complain(f"cannot read or write: {error.strerror or error}")

@@ -38,7 +38,8 @@ Examples:
 
 \b
 Exit codes: 0 done; 1 steps failed, or the run cannot go on; 2 the file or an option is
-wrong, and nothing ran; 3 a budget is used up; 4 the token does not allow it; 130 Ctrl-C.
+wrong, and nothing ran; 3 the service does not answer; 4 the token does not allow it; 6 a
+budget is used up; 130 Ctrl-C.
 """
 )
 @click.argument("file", metavar="[FILE]", required=False, type=_path)

@@ -32,6 +32,7 @@ from headgate.cli.main import (
     EXIT_EXHAUSTED,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
     forget,
     loop_factory,
     tune_interpreter,
@@ -52,7 +53,12 @@ from headgate.cli.run_progress import (
 from headgate.config import load_prices, settings_file
 from headgate.config.settings import LogSettings
 from headgate.core.text import printable
-from headgate.errors import CallerError, HeadgateError, InvalidSettingError
+from headgate.errors import (
+    CallerError,
+    HeadgateError,
+    InvalidSettingError,
+    ServiceUnavailableError,
+)
 from headgate.workflow.backend import Backend
 from headgate.workflow.budgets import (
     check_resume,
@@ -375,8 +381,7 @@ class Ending:
         click.echo(f"headgate: {printable(str(error))}", err=True)
         if not is_gone:
             self.say_way_on()
-        # Not 3, as for other commands: here it says that a budget is used up.
-        return EXIT_FAILED
+        return EXIT_UNAVAILABLE if isinstance(error, ServiceUnavailableError) else EXIT_FAILED
 
 
 def _begun(file: Path, options: RunOptions) -> Run:

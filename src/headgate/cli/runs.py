@@ -39,7 +39,7 @@ def offered_runs(
     return [name for name in found if name.startswith(incomplete)][:MOST_OFFERED]
 
 
-HEADER = ("run", "workflow", "state", "began", "took", "ended", "cost", "")
+HEADER = ("run", "workflow", "state", "began", "took", "done", "cost", "")
 DEFAULT_LIMIT = 20
 MOST_RUNS = 10_000
 ROWS_SHOWN = 50
@@ -179,16 +179,16 @@ def _row(run: RunSummary) -> tuple[str, ...]:
         run.state.value,
         "" if began is None or run.problem else from_now(began),
         "" if run.seconds is None or run.problem else length_of(run.seconds),
-        _ended(run),
+        _done(run),
         "" if run.spent_micro_usd is None else format_usd(run.spent_micro_usd),
         told,
     )
 
 
-def _ended(run: RunSummary) -> str:
+def _done(run: RunSummary) -> str:
     if not run.total:
         return ""
-    return f"{'?' if run.ended is None else format(run.ended, ',')} of {run.total:,}"
+    return f"{'?' if run.done is None else format(run.done, ',')} of {run.total:,}"
 
 
 def _keys(found: ShownRun, directory: Path) -> dict[str, object]:

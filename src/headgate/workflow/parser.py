@@ -57,7 +57,14 @@ from headgate.workflow.workflow import (
     Work,
     Workflow,
 )
-from headgate.workflow.yaml_document import TextReader, Value, read_document, read_headers, read_url
+from headgate.workflow.yaml_document import (
+    Problems,
+    TextReader,
+    Value,
+    read_document,
+    read_headers,
+    read_url,
+)
 
 ROOT_KEYS = ("name", "config", "steps")
 MAX_NAME_LENGTH = 100
@@ -100,11 +107,17 @@ def _read(path: Path, source: bytes, name: str | None) -> Workflow:
     written = (
         fields["name"].name(_NAME, _MADE_OF, most=MAX_NAME_LENGTH) if "name" in fields else None
     )
-    config = read_config(fields.get("config"))
+    errors, config = Problems(), Config(endpoints=BUILT_IN)
+    with errors.collected():
+        config = read_config(fields.get("config"))
+    read: list[ReadStep] = []
+    with errors.collected():
+        read = read_steps(fields["steps"], config, folder)
+    errors.check()
     return Workflow(
         name=name or written or _name_of(path),
         folder=folder,
-        steps=linked(read_steps(fields["steps"], config, folder)),
+        steps=linked(read),
         micro_usd=config.micro_usd,
         scopes=config.scopes,
         endpoints=config.endpoints,
@@ -202,7 +215,12 @@ def read_steps(value: Value, config: Config, folder: Path) -> list[ReadStep]:
         value.refuse("has no steps; write at least one")
     if len(entries) > MAX_STEPS:
         value.refuse(f"has {len(entries):,} steps, at most {MAX_STEPS:,} are run; use foreach")
-    return [_step(entry, config, folder) for entry in entries]
+    errors, read = Problems(), []
+    for entry in entries:
+        with errors.collected():
+            read.append(_step(entry, config, folder))
+    errors.check()
+    return read
 
 
 def read_id(value: Value) -> str:
@@ -577,7 +595,11 @@ _SHOWN_CHARACTERS = 64
 def linked(read: list[ReadStep]) -> tuple[Step, ...]:
     """Return the steps with all their parents, or raise `WorkflowError`."""
     by_id = _by_id(read)
-    steps = {one.step.id: _with_parents(one, by_id) for one in read}
+    errors, steps = Problems(), {}
+    for one in read:
+        with errors.collected():
+            steps[one.step.id] = _with_parents(one, by_id)
+    errors.check()
     circle = circle_in({name: step.depends_on for name, step in steps.items()})
     if circle:
         shown = (*circle[:_SHOWN_IN_CIRCLE], "…" if len(circle) > _SHOWN_IN_CIRCLE else circle[0])

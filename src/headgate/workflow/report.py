@@ -126,6 +126,11 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
     trouble: str = ""
     """What keeps the whole run from continuing now, or kept its cost from being booked."""
 
+    @property
+    def done(self) -> int:
+        """How many runs of steps are done."""
+        return sum(step.counts.get(StepState.DONE.value, 0) for step in self.steps)
+
 
 # What the tasks of a run came to: money, tokens, attempts and errors, by step.
 #

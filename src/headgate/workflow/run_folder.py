@@ -364,6 +364,7 @@ def _sync(directory: Path) -> None:
 _BEGINS: dict[str, Any] = {
     "state": RunState.RUNNING,
     "ended": 0,
+    "done": None,
     "ended_at": None,
     "exhausted_by": None,
     "spent_micro_usd": None,
@@ -402,6 +403,7 @@ class RecordWriter:
             ended_at=now,
             exhausted_by=report.exhausted_by,
             ended=report.ended,
+            done=report.done,
             spent_micro_usd=sum(step.micro_usd for step in report.steps),
             unbooked_micro_usd=report.unbooked_micro_usd,
             money=report.money,

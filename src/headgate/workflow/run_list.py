@@ -205,6 +205,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """How many runs of steps there are."""
     ended: int | None = None
     """How many of them have ended, or null if nobody has counted them yet."""
+    done: int | None = None
+    """How many of them are done, or null if nobody has counted them yet."""
     server: str | None = None
     """The service that runs the steps, or null."""
     exhausted_by: str | None = None
@@ -233,7 +235,7 @@ def counted(data: Path, found: Sequence[RunSummary]) -> list[RunSummary]:
 
     That reads the tasks of a run, so only so many of them are looked into.
     """
-    unknown = [run.id for run in found if run.ended is None and not run.problem]
+    unknown = [run.id for run in found if run.done is None and not run.problem]
     known = {name: _counted(data, name) for name in unknown[:MAX_COUNTED]}
     return [msgspec.structs.replace(run, **known.get(run.id, {})) for run in found]
 
@@ -245,7 +247,12 @@ def _counted(data: Path, name: str) -> dict[str, Any]:
         # Whoever shows this run is told what is wrong with it.
         return {}
     spent = sum(step.micro_usd for step in report.steps)
-    return {"ended": report.ended, "spent_micro_usd": spent, "seconds": report.seconds}
+    return {
+        "ended": report.ended,
+        "done": report.done,
+        "spent_micro_usd": spent,
+        "seconds": report.seconds,
+    }
 
 
 def show_run(
@@ -280,6 +287,7 @@ def _summary(path: Path) -> RunSummary:
         seconds=None if was_killed else record.seconds_until(time.time()),
         total=record.total,
         ended=None if record.state is RunState.RUNNING else record.ended,
+        done=None if record.state is RunState.RUNNING else record.done,
         server=record.server,
         exhausted_by=record.exhausted_by,
         spent_micro_usd=record.spent_micro_usd,

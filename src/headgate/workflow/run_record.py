@@ -118,6 +118,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     life_began_at: float | None = None
     state: RunState = RunState.RUNNING
     ended: int = 0
+    done: int | None = None
     ended_at: float | None = None
     exhausted_by: str | None = None
     spent_micro_usd: int | None = None

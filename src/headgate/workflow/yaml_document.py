@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
@@ -215,6 +216,8 @@ class _Builder:
             mark = error.problem_mark or error.context_mark
             line = None if mark is None else mark.line + 1
             problem = f"is not YAML: {error.problem or error.context}; correct the line"
+            if mark is not None and _is_indented_by_tab(source, mark.line):
+                problem = "is indented with a tab; indent with spaces, not tabs"
             raise WorkflowError(self._file, problem, line=line) from None
         except yaml.reader.ReaderError as error:
             code = ord(error.character) if isinstance(error.character, str) else error.character
@@ -330,6 +333,14 @@ class _Builder:
         raise WorkflowError(self._file, problem, line=_line(event))
 
 
+def _is_indented_by_tab(source: bytes, index: int) -> bool:
+    lines = source.splitlines()
+    if index >= len(lines):
+        return False
+    line = lines[index]
+    return b"\t" in line[: len(line) - len(line.lstrip())]
+
+
 def _line(event: Any) -> int:  # noqa: ANN401
     line: int = event.start_mark.line + 1
     return line
@@ -350,6 +361,34 @@ _DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 Parsed = TypeVar("Parsed")
+
+
+MAX_PROBLEMS = 20
+
+
+class Problems:
+    """Collects what is wrong with parts of a file that can be read one without the other."""
+
+    def __init__(self) -> None:
+        self._found: list[WorkflowError] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the error of the body, with others that came with it."""
+        try:
+            yield
+        except WorkflowError as error:
+            self._found += [error, *error.others]
+
+    def check(self) -> None:
+        """Raise what was collected, in the order of the file: one error with all the others."""
+        if not self._found:
+            return
+        found = sorted(self._found, key=lambda error: error.line or 0)[:MAX_PROBLEMS]
+        first = found[0]
+        raise WorkflowError(
+            first.file, first.problem, line=first.line, key=first.key, others=tuple(found[1:])
+        ) from None
 
 
 class Value:
@@ -395,12 +434,15 @@ class Value:
         if not self.is_object:
             self._wrong(f"a mapping with the keys of {of}")
         entries = self.entries(of)
+        errors = Problems()
         for key, value in entries.items():
             if key not in known:
                 close = get_close_matches(key[:_VALUE_CHARACTERS].lower(), known, n=1)
                 listed = f"write one of {', '.join(known)}"
                 advice = f"did you mean {close[0]}?" if close else listed
-                value.refuse(f"is not a key of {of}; {advice}")
+                with errors.collected():
+                    value.refuse(f"is not a key of {of}; {advice}")
+        errors.check()
         return entries
 
     def entries(self, of: str) -> dict[str, Value]:
