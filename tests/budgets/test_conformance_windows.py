@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from budgets.conftest import ledger_on
 from budgets.support import (
     A_DAY_SECONDS,
     TrackerFactory,
@@ -161,13 +162,168 @@ async def test_what_was_spent_without_a_window_counts_again_when_the_window_goes
         await spend(tracker, "0.10")
         await tracker.set_budget(SESSION, "0.10", window="day")
         for _ in range(3):
-            await tracker.release(await tracker.reserve(FLOW, "0.01"))
             tracker_factory.clock.advance(2 * A_DAY_SECONDS)
+            await tracker.release(await tracker.reserve(FLOW, "0.01"))
         await tracker.set_budget(SESSION, "0.10")
         assert await usd(tracker, SESSION) == (100_000, 0, 0)
         with pytest.raises(BudgetExceededError):
             await tracker.reserve(FLOW, "0.01")
         await assert_ledger_is_right(tracker)
+
+
+# What is spent before a change of window at 15:30 on the last day, with its time.
+SPENDING = (
+    ("2026-03-17T20:00:00", "0.10"),
+    ("2026-03-18T09:00:00", "0.20"),
+    ("2026-03-18T15:00:00", "0.40"),
+)
+
+# The window before, the one after, and what counts in it; None is a scope without a budget.
+CHANGES = [
+    (None, "day", 600_000),
+    (None, "rolling:1h", 400_000),
+    ("none", "day", 600_000),
+    ("none", "rolling:24h", 700_000),
+    ("none", "month", 700_000),
+    ("month", "day", 600_000),
+    ("week", "rolling:1h", 400_000),
+    ("day", "rolling:24h", 700_000),
+    ("day", "rolling:1h", 400_000),
+    ("rolling:24h", "day", 600_000),
+    # The day of Kolkata begins at 18:30 UTC.
+    ("day", "day@Asia/Kolkata", 700_000),
+    ("day@Asia/Kolkata", "day", 600_000),
+    ("day", "none", 700_000),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "counted"), CHANGES)
+async def test_a_change_of_window_counts_what_was_spent_inside_the_new_one(
+    tracker_factory: TrackerFactory, before: str | None, after: str, counted: int
+) -> None:
+    async with tracker_factory() as tracker:
+        if before is not None:
+            set_clock(tracker_factory.clock, "2026-03-17T12:00:00")
+            await tracker.set_budget(SESSION, "1.00", window=before)
+        for at, amount_usd in SPENDING:
+            set_clock(tracker_factory.clock, at)
+            await spend(tracker, amount_usd)
+        set_clock(tracker_factory.clock, "2026-03-18T15:30:00")
+        await tracker.set_budget(SESSION, "1.00", window=after)
+        assert await usd(tracker, SESSION) == (counted, 0, 0)
+        status = await tracker.status(SESSION)
+        assert status.counted_since is None
+        await assert_ledger_is_right(tracker)
+        # However often it changes, an amount keeps its time.
+        for window, further in (("rolling:1h", 400_000), ("day", 600_000), ("none", 700_000)):
+            await tracker.set_budget(SESSION, "1.00", window=window)
+            assert await usd(tracker, SESSION) == (further, 0, 0)
+            await assert_ledger_is_right(tracker)
+        # The scopes around it are as they were.
+        assert await usd(tracker, "") == await usd(tracker, FLOW) == (700_000, 0, 0)
+
+
+async def test_a_budget_that_is_created_counts_what_was_spent_in_its_window(
+    tracker_factory: TrackerFactory,
+) -> None:
+    async with tracker_factory() as tracker:
+        set_clock(tracker_factory.clock, "2026-03-18T15:00:00")
+        await spend(tracker, "0.40")
+        await tracker.create_budget(SESSION, "1.00", window="day")
+        await tracker.create_budget(SESSION, "1.00", window="day")
+        assert await usd(tracker, SESSION) == (400_000, 0, 0)
+        with pytest.raises(BudgetExceededError):
+            await tracker.reserve(FLOW, "0.61")
+
+
+async def test_a_change_of_window_takes_along_what_is_in_flight(
+    tracker_factory: TrackerFactory,
+) -> None:
+    clock = tracker_factory.clock
+    async with tracker_factory() as tracker:
+        set_clock(clock, "2026-03-17T23:00:00")
+        yesterday = await tracker.reserve(FLOW, "0.01", dispatched=True, lease_seconds=90_000)
+        set_clock(clock, "2026-03-18T15:00:00")
+        held = await tracker.reserve(FLOW, "0.10", lease_seconds=600)
+        given_back = await tracker.reserve(FLOW, "0.20", lease_seconds=600)
+        lost = await tracker.reserve(FLOW, "0.30", dispatched=True, lease_seconds=60)
+        free = await tracker.reserve(FLOW, "0", lease_seconds=600)
+        late = await tracker.reserve(FLOW, "0.40", lease_seconds=60)
+        clock.advance(61)
+        await tracker.set_budget(SESSION, "2.00", window="day")
+        assert await usd(tracker, SESSION) == (300_000, 300_000, 0)
+        await tracker.commit(held, "0.15")
+        await tracker.release(given_back)
+        await tracker.commit(lost, "0.05")
+        await tracker.commit(free, "0.02")
+        await tracker.commit(late, "0.40")
+        # What was reserved yesterday counts yesterday.
+        await tracker.commit(yesterday, "0.01")
+        assert await usd(tracker, SESSION) == (150_000, 0, 470_000)
+        assert await usd(tracker, "") == (160_000, 0, 470_000)
+        await assert_ledger_is_right(tracker)
+
+
+async def test_a_correction_never_frees_room_that_was_not_spent_in_the_new_window(
+    tracker_factory: TrackerFactory,
+) -> None:
+    clock = tracker_factory.clock
+    async with tracker_factory() as tracker:
+        set_clock(clock, "2026-03-17T12:00:00")
+        await spend(tracker, "0.50")
+        set_clock(clock, "2026-03-18T12:00:00")
+        await spend(tracker, "0.20")
+        await tracker.adjust(SESSION, "-0.05")
+        await tracker.adjust(SESSION, "-0.40")
+        await tracker.adjust(SESSION, "0.01")
+        await tracker.set_budget(SESSION, "1.00", window="day")
+        # The second one took what was spent on the day before.
+        assert await usd(tracker, SESSION) == (160_000, 0, 0)
+        await tracker.set_budget(SESSION, "1.00")
+        assert await usd(tracker, SESSION) == (260_000, 0, 0)
+        await assert_ledger_is_right(tracker)
+
+
+# The window after no window; what counts of what two days ago was spent and held; since when.
+FORGOTTEN = [
+    ("day", (200_000, 50_000, 0), False),
+    ("rolling:24h", (200_000, 50_000, 0), False),
+    ("week", (200_000, 50_000, 0), True),
+    ("none", (700_000, 50_000, 0), False),
+]
+
+
+@pytest.mark.parametrize("factory", ["local", "sqlite", "postgres"])
+@pytest.mark.parametrize(("window", "counted", "is_told"), FORGOTTEN)
+async def test_what_the_journal_no_longer_dates_is_not_counted_and_that_is_told(
+    request: pytest.FixtureRequest,
+    factory: str,
+    window: str,
+    counted: tuple[int, int, int],
+    is_told: bool,
+) -> None:
+    tracker_factory = ledger_on(factory, request)
+    clock = tracker_factory.clock
+    async with tracker_factory() as tracker:
+        set_clock(clock, "2026-03-18T12:00:00")
+        await spend(tracker, "0.50")
+        held = await tracker.reserve(FLOW, "0.05", lease_seconds=4 * A_DAY_SECONDS)
+        set_clock(clock, "2026-03-20T12:00:00")
+        await spend(tracker, "0.20")
+        for _ in range(3):
+            await tracker.ledger.sweep()
+        since = clock() - A_DAY_SECONDS
+        await tracker.set_budget(SESSION, "1.00", window=window)
+        # What is held and has no time counts as of now.
+        assert await usd(tracker, SESSION) == counted
+        assert (await tracker.status(SESSION)).counted_since == (since if is_told else None)
+        await tracker.set_budget(SESSION, "2.00", window=window)
+        assert (await tracker.status(SESSION)).counted_since == (since if is_told else None)
+        await tracker.commit(held, "0.04")
+        assert await usd(tracker, SESSION) == (counted[0] + 40_000, 0, 0)
+        await assert_ledger_is_right(tracker)
+        clock.advance(8 * A_DAY_SECONDS)
+        assert (await tracker.status(SESSION)).counted_since is None
 
 
 # The window of the reservation, then the one that leaves it behind, then one that counts it again.

@@ -18,7 +18,7 @@ from headgate.budgets.redis_script import Bounds
 from headgate.budgets.tracker import LedgerTracker, ReservationToken
 from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import RULES, Call, Reservation, ReservationState
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.budgets.windows import KEPT_BUCKETS
 from headgate.core.money import MicroUsd, Tokens
 from headgate.errors import (
@@ -149,6 +149,30 @@ async def test_a_tracker_learns_from_the_script_that_a_window_changed(valkey_url
         with pytest.raises(BudgetExceededError):
             await second.reserve(FLOW, "0.10")
         await assert_ledger_is_right(first)
+
+
+async def test_a_change_of_window_tells_what_the_journal_no_longer_dates(valkey_url: str) -> None:
+    clock = VirtualClock()
+    ledger = RedisLedger(valkey_url, clock=clock, bounds=Bounds(journal_entries=2))
+    clock.advance(3_600)
+    async with LedgerTracker(ledger) as tracker:
+        held = await tracker.reserve(FLOW, "0.05", lease_seconds=600)
+        for _ in range(50):
+            await tracker.commit(await tracker.reserve(FLOW, "0.01"), "0.01")
+        clock.advance(60)
+        await tracker.commit(await tracker.reserve(FLOW, "0.01"), "0.01")
+        await tracker.set_budget(SESSION, "1.00", window="day")
+        status = await tracker.status(SESSION)
+        since = (await ledger.journal(ROOT, since=0, limit=1_000))[-1].at
+        assert status.counted_since == since
+        # What is held and has no time counts as of now.
+        assert 10_000 <= status.spent_micro_usd < 500_000
+        assert status.reserved_micro_usd == 50_000
+        await tracker.commit(held, "0.05")
+        await tracker.set_budget(SESSION, "2.00", window="day")
+        assert (await tracker.status(SESSION)).counted_since == since
+        assert (await tracker.status("")).spent_micro_usd == 560_000
+        await assert_ledger_is_right(tracker)
 
 
 async def test_limits_that_change_while_others_reserve_are_never_passed(valkey_url: str) -> None:

@@ -81,7 +81,7 @@ def assert_no_drift(transaction: Transaction) -> None:
 
 
 def test_what_is_rolled_back_leaves_nothing(database: Database, transaction: Transaction) -> None:
-    ledger.set_limit(transaction, SESSION, limit(1_000))
+    ledger.set_limit(transaction, SESSION, limit(1_000), NOW)
     ledger.apply_batch(transaction, [reserve("a"), commit("a", 40), reserve("b")], NOW)
     assert count(transaction, "ledger_journal") == 3
     database.rollback()
@@ -103,7 +103,7 @@ def test_what_else_the_transaction_writes_is_one_commit_with_the_ledger(
 
 
 def test_each_request_of_a_batch_has_its_own_answer(transaction: Transaction) -> None:
-    ledger.set_limit(transaction, SESSION, limit(250))
+    ledger.set_limit(transaction, SESSION, limit(250), NOW)
     requests: list[ledger.Request] = [
         *(reserve("a"), reserve("b"), reserve("c"), commit("nobody")),
         *(commit("a", 30), reserve("d"), reserve("a"), reserve("b", 99)),
@@ -127,7 +127,7 @@ def test_a_balance_is_written_once_however_many_requests_change_it(
 
 
 def test_no_refusal_is_given_for_want_of_what_due_leases_hold(transaction: Transaction) -> None:
-    ledger.set_limit(transaction, ROOT, limit(2_500))
+    ledger.set_limit(transaction, ROOT, limit(2_500), NOW)
     many = [reserve(f"r{n}", 1, lease_seconds=10.0) for n in range(2_500)]
     ledger.apply_batch(transaction, many, NOW)
     assert isinstance(ledger.apply_batch(transaction, [reserve("x", 1)], NOW)[0], Refused)
@@ -192,7 +192,7 @@ def test_what_a_clock_wrote_that_was_ahead_does_not_hold_up_the_journal(
 def test_buckets_that_left_their_window_are_dropped_from_both_sides(
     transaction: Transaction,
 ) -> None:
-    ledger.set_limit(transaction, SESSION, limit(10**9, "rolling:1h"))
+    ledger.set_limit(transaction, SESSION, limit(10**9, "rolling:1h"), NOW)
     for hour in range(120):
         name = f"r{hour}"
         at = NOW + hour * 3_600

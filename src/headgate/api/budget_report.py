@@ -80,6 +80,9 @@ def status_steps(report: BudgetReport, status: ScopeStatus) -> Steps[BudgetStatu
         unaccepted_usd=dollars_or_none(status.unaccepted_micro_usd or None),
         unaccepted_tokens=status.unaccepted_tokens,
         resets_at=None if status.resets_at is None else exact_moment(status.resets_at),
+        counted_since=(
+            None if status.counted_since is None else exact_moment(status.counted_since)
+        ),
         burn_usd_per_hour=plain_usd(rate.micro_usd_per_hour) if is_measured else None,
         burn_tokens_per_hour=rate.tokens_per_hour if is_measured else None,
         burn_measured_seconds=rate.measured_seconds if is_measured else None,

@@ -274,7 +274,7 @@ local IS_LIVE = { held = true, dispatched = true }
 -- What is left, in a unit, in the scopes of a tenant that an operator has limited, and which these
 -- are; nothing of a window that has passed since the money was held. A limit has a mark if a tenant
 -- set it.
-local LIMIT_IS_BY_TENANT = 4
+local LIMIT_IS_BY_TENANT, LIMIT_COUNTED_SINCE = 4, 5
 local function left_to_claim(own, unit)
   local least, limited = nil, {}
   for _, charge in ipairs(charges_of(own)) do
@@ -805,27 +805,146 @@ local function apply(parameters)
   return head .. struct.pack('>BI2', 0xdc, #answers) .. table.concat(answers)
 end
 
-local function set_limit(parameters)
-  local scope, limit = parameters[2], parameters[3]
-  if limit then
-    call('HSET', LIMITS, scope, pack_one(limit))
-    call('ZADD', SCOPES, '0', scope)
-  else
-    call('HDEL', LIMITS, scope)
-    if call('HEXISTS', BALANCES, scope) == 0 then call('ZREM', SCOPES, scope) end
+-- A change of window: what the journal knows moves into the buckets of the new one, which begin at
+-- `starts`. Returns what is to be written, so that everything has been read before the first write.
+local function change_window(scope, starts)
+  local first, current = starts[1], starts[#starts]
+  local function bucket_at(at)
+    if at < first then return false end
+    local found = first
+    for _, start in ipairs(starts) do
+      if start > at then break end
+      found = start
+    end
+    return found
   end
-  return answer('done', 0, false, {})
+  local old_buckets = {}
+  local function bucket_in(text)
+    local found = old_buckets[text]
+    if found == nil then
+      found = false
+      for _, charge in ipairs(charges_of(text)) do
+        if charge[1] == scope then found = charge[2] end
+      end
+      old_buckets[text] = found
+    end
+    return found
+  end
+  local function charged_at(text, bucket)
+    local lines = {}
+    for at, charge in ipairs(charges_of(text)) do
+      lines[at] = format('%s %.0f', charge[1], charge[1] == scope and bucket or charge[2])
+    end
+    return table.concat(lines, '\n')
+  end
+  local function move(sheet, from, to, delta)
+    local negated = {}
+    for at = 1, COLUMNS do negated[at] = -delta[at] end
+    add(sheet, scope, from, negated)
+    add(sheet, scope, to, delta)
+  end
+  load_rows(balances, { scope })
+  load_rows(checkpoint, { scope })
+  local journal = call('LRANGE', JOURNAL, 0, -1)
+  local journal_from = journal[1] and unpack_one(journal[1]) or now
+  local moved, corrections, is_moved = {}, {}, false
+  local function move_entry(at, entry, to)
+    local text = entry[4]
+    local from = bucket_in(text)
+    if not to or to == from then return end
+    local delta = { unpack(entry, 5, 4 + COLUMNS) }
+    move(balances, from, to, delta)
+    journal[at] = pack_one(entry[1], entry[2], entry[3], charged_at(text, to), unpack(delta))
+    is_moved = true
+  end
+  for at, packed in ipairs(journal) do
+    local entry = { unpack_one(packed) }
+    if bucket_in(entry[4]) then
+      local id, asked = entry[2], entry[3]
+      if IS_ADJUSTMENT[asked] then
+        corrections[#corrections + 1] = { at, entry }
+      else
+        if asked == 'reserve' then moved[id] = bucket_at(entry[1]) end
+        move_entry(at, entry, moved[id])
+      end
+    end
+  end
+  for _, correction in ipairs(corrections) do
+    local at, entry = unpack(correction)
+    local to = bucket_at(entry[1])
+    local columns, is_whole = to and balances.rows[scope][to], true
+    for column = 1, COLUMNS do
+      if (columns and columns[column] or 0) + entry[4 + column] < 0 then is_whole = false end
+    end
+    if is_whole then move_entry(at, entry, to) end
+  end
+  local ids, is_live = {}, {}
+  for id in pairs(moved) do ids[#ids + 1] = id end
+  for _, id in ipairs(call('ZRANGE', LEASES, 0, -1)) do
+    is_live[id] = true
+    if moved[id] == nil then ids[#ids + 1] = id end
+  end
+  local kept = {}
+  for at, packed in ipairs(read(RESERVATIONS, ids)) do
+    local id, reservation = ids[at], packed and { unpack_one(packed) }
+    local from = reservation and bucket_in(reservation[CHARGES])
+    local is_forgotten = moved[id] == nil and is_live[id]
+    local to = is_forgotten and current or moved[id]
+    if from and to and to ~= from then
+      if is_forgotten then
+        local held = { 0, reservation[USD], 0, 0, reservation[TOKENS], 0, 0, 0 }
+        move(balances, from, to, held)
+        move(checkpoint, from, to, held)
+      end
+      reservation[CHARGES] = charged_at(reservation[CHARGES], to)
+      kept[#kept + 1] = id
+      kept[#kept + 1] = pack_one(unpack(reservation))
+    end
+  end
+  return is_moved and journal or nil, kept, journal_from
 end
 
--- Replies with the limit that is in force then, packed already, or nil.
-local function create_limit(parameters)
-  local scope, limit = parameters[2], parameters[3]
-  local kept = call('HGET', LIMITS, scope)
-  if not kept and limit then
-    kept = pack_one(limit)
-    call('HSET', LIMITS, scope, kept)
-    call('ZADD', SCOPES, '0', scope)
+-- The parameters after the scope: the limit, or nil for none; the time; the buckets that count now.
+-- Replies with the window before, where the journal begins, and what was folded of the scope.
+local function set_limit(parameters)
+  local scope, limit, starts = parameters[2], parameters[3], parameters[5]
+  now = parameters[4]
+  local packed = call('HGET', LIMITS, scope)
+  local before = packed and unpack_one(packed)[1] or 'none'
+  if not limit then
+    call('HDEL', LIMITS, scope)
+    if call('HEXISTS', BALANCES, scope) == 0 then call('ZREM', SCOPES, scope) end
+    return answer('set', before, 0, {})
   end
+  local is_changed, journal, kept, journal_from = limit[1] ~= before, nil, {}, 0
+  if packed and not is_changed then
+    local since = unpack_one(packed)[LIMIT_COUNTED_SINCE] or 0
+    limit[LIMIT_COUNTED_SINCE] = max(limit[LIMIT_COUNTED_SINCE], since)
+  end
+  if is_changed then journal, kept, journal_from = change_window(scope, starts) end
+  call('HSET', LIMITS, scope, pack_one(limit))
+  call('ZADD', SCOPES, '0', scope)
+  local folded = {}
+  if is_changed then
+    write('HSET', RESERVATIONS, kept)
+    save_rows(balances)
+    save_rows(checkpoint)
+    if journal then
+      call('DEL', JOURNAL)
+      write('RPUSH', JOURNAL, journal)
+    end
+    for bucket, columns in pairs(checkpoint.rows[scope]) do
+      folded[#folded + 1] = bucket
+      for at = 1, CHANGED_AT do folded[#folded + 1] = columns[at] end
+    end
+  end
+  return answer('set', before, journal_from, folded)
+end
+
+-- Replies as `set_limit` if there was none, or else with the limit that is in force, or nil.
+local function create_limit(parameters)
+  local kept = call('HGET', LIMITS, parameters[2])
+  if parameters[3] and not kept then return set_limit(parameters) end
   return '\146' .. pack_one('limit') .. (kept or '\192')
 end
 

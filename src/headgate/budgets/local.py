@@ -12,12 +12,15 @@ from heapq import heappop, heappush
 from math import inf
 from threading import Lock
 
+from msgspec.structs import replace
+
 from headgate.budgets.tracker import LedgerTracker
 from headgate.core.budgets.ledger import (
     EMPTY,
     FINISHED_KEPT_SECONDS,
     MAX_ACCOUNTS,
     Account,
+    Adjustment,
     AdjustRequest,
     Audit,
     Balance,
@@ -28,14 +31,16 @@ from headgate.core.budgets.ledger import (
     Refused,
     ReserveRequest,
     SettleRequest,
+    WindowChange,
     balances_from,
 )
-from headgate.core.budgets.reservations import LIVE, Call, Reservation
+from headgate.core.budgets.reservations import LIVE, Call, Reservation, weight_of
 from headgate.core.budgets.scopes import Scope, depth, is_within
 from headgate.core.budgets.windows import KEPT_BUCKETS, live_from
 from headgate.errors import LedgerUnavailableError
 from headgate.storage.zones import zone
 
+NO_LIMIT = Limit()
 MAX_ENTRIES = 20_000
 MAX_FINISHED = 100_000
 # Upkeep is done in small steps by every call. A call books few entries, so these keep ahead.
@@ -76,20 +81,16 @@ class LocalLedger:
         """Replace the limit of a scope; one without any amount removes it."""
         zone(limit.window.zone)
         with self._lock:
-            self._begin()
-            if limit.has_amount:
-                self._state.limits[scope] = limit
-            else:
-                self._state.limits.pop(scope, None)
+            self._set_limit(scope, limit, self._begin())
 
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
         with self._lock:
-            self._begin()
-            if not limit.has_amount:
-                return self._state.limits.get(scope, limit)
-            return self._state.limits.setdefault(scope, limit)
+            now = self._begin()
+            if scope not in self._state.limits and limit.has_amount:
+                self._set_limit(scope, limit, now)
+            return self._state.limits.get(scope, limit)
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
@@ -156,6 +157,74 @@ class LocalLedger:
             }
             journalled = balances_from(self._journal, checkpoint=self._checkpoint)
         return Audit(kept=kept, journalled=journalled)
+
+    def _set_limit(self, scope: Scope, limit: Limit, now: float) -> None:
+        limits = self._state.limits
+        before = limits.get(scope, NO_LIMIT)
+        if not limit.has_amount:
+            limits.pop(scope, None)
+            return
+        counted_since = before.counted_since
+        if before.window != limit.window:
+            counted_since = self._change_window(
+                WindowChange(scope, before.window, limit.window, now=now, zone=zone), now
+            )
+        limits[scope] = replace(limit, counted_since=counted_since)
+
+    def _change_window(self, change: WindowChange, now: float) -> float | None:
+        """Move what the journal knows into the buckets of another window."""
+        state, scope, moved = self._state, change.scope, dict[str, int | None]()
+        corrections: list[int] = []
+        for place, entry in enumerate(self._journal):
+            start = change.bucket_in(entry.charges)
+            if start is None:
+                continue
+            if isinstance(entry.call, Adjustment):
+                corrections.append(place)
+                continue
+            if entry.call is Call.RESERVE:
+                moved[entry.reservation_id] = change.bucket_at(entry.at)
+            self._move_entry(place, change, moved.get(entry.reservation_id))
+        for place in corrections:
+            entry = self._journal[place]
+            start = change.bucket_at(entry.at)
+            there = state.balances.get(scope, {}).get(start or 0, EMPTY).add(entry.delta)
+            if there.is_whole:
+                self._move_entry(place, change, start)
+        for reservation in list(state.reservations.values()):
+            start = change.bucket_in(reservation.charges)
+            if start is None:
+                continue
+            is_forgotten = reservation.id not in moved and reservation.state in LIVE
+            to = change.current if is_forgotten else moved.get(reservation.id)
+            if to is None or to == start:
+                continue
+            if is_forgotten:
+                held = weight_of(reservation)
+                state.move(scope, start, to, held)
+                for key, delta in (((scope, start), held.negated), ((scope, to), held)):
+                    self._checkpoint[key] = self._checkpoint.get(key, EMPTY).add(delta)
+                self._folded_buckets.append((scope, to))
+            charges = change.charges(reservation.charges, to)
+            state.reservations[reservation.id] = replace(reservation, charges=charges)
+        state.forget_changes()
+        folded = {start: one for (name, start), one in self._checkpoint.items() if name == scope}
+        return change.counted_since(folded, self._journal_from(now))
+
+    def _journal_from(self, now: float) -> float:
+        """Return since when the journal has every entry."""
+        # As long as one that was folded for want of room is younger, those after it fill it.
+        is_full = len(self._journal) >= MAX_ENTRIES - FOLDED_PER_CALL
+        kept_from = now if is_full else now - FINISHED_KEPT_SECONDS
+        return min(kept_from, self._journal[0].at) if self._journal else kept_from
+
+    def _move_entry(self, place: int, change: WindowChange, to: int | None) -> None:
+        entry = self._journal[place]
+        start = change.bucket_in(entry.charges)
+        if to is None or start is None or to == start:
+            return
+        self._journal[place] = replace(entry, charges=change.charges(entry.charges, to))
+        self._state.move(change.scope, start, to, entry.delta)
 
     def _open_ledger(self) -> float:
         if self._is_closed:

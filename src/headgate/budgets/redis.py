@@ -18,6 +18,8 @@ from functools import partial
 from math import inf
 from typing import Generic, TypeVar, cast
 
+from msgspec.structs import replace
+
 from headgate.budgets.redis_script import (
     Accounts,
     Again,
@@ -35,6 +37,7 @@ from headgate.budgets.redis_script import (
     Request,
     Short,
     Stale,
+    WasSet,
     buckets_from,
     claim_on,
     decode_reply,
@@ -64,12 +67,13 @@ from headgate.core.budgets.ledger import (
     Refused,
     ReserveRequest,
     SettleRequest,
+    WindowChange,
     balances_from,
     read_account,
 )
 from headgate.core.budgets.reservations import Call, Reservation, unknown_reservation
 from headgate.core.budgets.scopes import Scope, Tenant, depth
-from headgate.core.budgets.windows import NO_WINDOW, Window, parse_window
+from headgate.core.budgets.windows import NO_WINDOW, Window, counted_buckets, parse_window
 from headgate.errors import InvalidFieldError, InvalidSettingError, LedgerUnavailableError
 from headgate.storage.zones import zone
 
@@ -272,19 +276,37 @@ class RedisLedger:
     async def set_limit(self, scope: Scope, limit: Limit) -> None:
         """Replace the limit of a scope; one without any amount removes it."""
         zone(limit.window.zone)
-        await self._step("set_limit", encode((self._opened(), scope, kept_limit(limit))))
+        await self._set("set_limit", scope, limit)
         self._remember_window(scope, limit.window)
 
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
-        parameters = encode((self._opened(), scope, kept_limit(limit)))
-        kept = cast("InForce", await self._step("create_limit", parameters)).limit
-        if kept is None:
-            return limit
-        in_force = limit_from(kept)
+        in_force = await self._set("create_limit", scope, limit)
         self._remember_window(scope, in_force.window)
         return in_force
+
+    async def _set(self, step: str, scope: Scope, limit: Limit) -> Limit:
+        """Set a limit, and return the one that is in force then."""
+        now = self.now()
+        starts = counted_buckets(limit.window, now, zone(limit.window.zone))
+        asked = (self._opened(), scope, kept_limit(limit), now, starts)
+        reply = await self._step(step, encode(asked))
+        if isinstance(reply, InForce):
+            return limit if reply.limit is None else limit_from(reply.limit)
+        was = cast("WasSet", reply)
+        before = parse_window(was.window)
+        if not limit.has_amount or before == limit.window:
+            return limit
+        change = WindowChange(scope, before, limit.window, now=now, zone=zone)
+        since = change.counted_since(buckets_from(was.folded), was.journal_from)
+        if since is None:
+            return limit
+        # The script cannot compute windows, so it is told afterwards.
+        limit = replace(limit, counted_since=since)
+        asked = (self._opened(), scope, kept_limit(limit), now, starts)
+        await self._step("set_limit", encode(asked))
+        return limit
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""
@@ -393,7 +415,9 @@ class RedisLedger:
         parameters = batch.parameters(self._opened(), self._bounds)
         return cast("Done | Stale", await self._step("apply", parameters))
 
-    async def _step(self, step: str, parameters: bytes) -> Done | Stale | Accounts | InForce:
+    async def _step(
+        self, step: str, parameters: bytes
+    ) -> Done | Stale | Accounts | InForce | WasSet:
         reply = decode_reply(await self._server.run(step, self._key_list, parameters))
         if isinstance(reply, Lost):
             raise _lost()

@@ -158,18 +158,30 @@ class Behind(msgspec.Struct, frozen=True, array_like=True, tag="behind"):
 
 
 class KeptLimit(msgspec.Struct, frozen=True, array_like=True):
-    """A limit as it is kept; -1 is no limit in that unit."""
+    """A limit as it is kept; -1 is no limit in that unit, 0 no time from which on it counts."""
 
     window: str
     limit_micro_usd: int
     limit_tokens: int
     is_by_tenant: bool = False
+    counted_since: float = 0.0
 
 
 class InForce(msgspec.Struct, frozen=True, array_like=True, tag="limit"):
     """The limit of a scope after one was to be founded; None where there is none."""
 
     limit: KeptLimit | None
+
+
+class WasSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
+    """A limit was set: the window before, and where that changed the beginning of the journal.
+
+    `folded` is the row of the scope as far as the journal does not know its entries.
+    """
+
+    window: str
+    journal_from: float
+    folded: list[int]
 
 
 class Accounts(msgspec.Struct, frozen=True, array_like=True, tag="accounts"):
@@ -199,7 +211,7 @@ CHARGES_AT = 6
 CALLS: dict[str, Call | Adjustment] = {one.value: one for one in (*Call, *Adjustment)}
 
 encode = msgspec.msgpack.Encoder().encode
-StepReply = Done | Stale | Lost | Behind | Accounts | InForce
+StepReply = Done | Stale | Lost | Behind | Accounts | InForce | WasSet
 _reply_decoder: msgspec.msgpack.Decoder[StepReply] = msgspec.msgpack.Decoder(StepReply)
 _entry_decoder = msgspec.msgpack.Decoder(KeptEntry)
 _row_decoder = msgspec.msgpack.Decoder(list[int])
@@ -432,6 +444,7 @@ def kept_limit(limit: Limit) -> tuple[object, ...] | None:
         NO_LIMIT if usd is None else usd,
         NO_LIMIT if tokens is None else tokens,
         limit.is_by_tenant,
+        limit.counted_since or 0.0,
     )
 
 
@@ -443,6 +456,7 @@ def limit_from(kept: KeptLimit) -> Limit:
         limit_tokens=None if tokens == NO_LIMIT else Tokens(tokens),
         window=parse_window(kept.window),
         is_by_tenant=kept.is_by_tenant,
+        counted_since=kept.counted_since or None,
     )
 
 

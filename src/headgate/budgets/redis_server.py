@@ -5,7 +5,7 @@ number of tries; since every request carries the caller's own id, a try that was
 answer is recognised by the next. Whatever goes wrong comes out as `LedgerUnavailableError`.
 
 Where replicas may take over, behind Sentinels or in a cluster, a second rule: what is granted is on
-every replica that could be promoted. See docs/decisions/0034-redis-that-fails-over.md.
+every replica that could be promoted. See docs/decisions/0035-redis-that-fails-over.md.
 """
 
 from __future__ import annotations

@@ -69,12 +69,12 @@ class SqlLedger:
     async def set_limit(self, scope: Scope, limit: Limit) -> None:
         """Replace the limit of a scope; one without any amount removes it."""
         zone(limit.window.zone)
-        await self._run(lambda tables, _now: ledger.set_limit(tables, scope, limit))
+        await self._run(lambda tables, now: ledger.set_limit(tables, scope, limit, now))
 
     async def create_limit(self, scope: Scope, limit: Limit) -> Limit:
         """Set the limit of a scope that has none, and return the one that is in force then."""
         zone(limit.window.zone)
-        return await self._run(lambda tables, _now: ledger.create_limit(tables, scope, limit))
+        return await self._run(lambda tables, now: ledger.create_limit(tables, scope, limit, now))
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import tzinfo
 
 import msgspec
 
 from headgate.core.budgets.alerts import share_used
 from headgate.core.budgets.ledger import Account, Limit
 from headgate.core.budgets.scopes import Scope, is_within, parent
-from headgate.core.budgets.windows import format_window, resets_at
+from headgate.core.budgets.windows import format_window, live_from, resets_at
 from headgate.core.text import Steps, at_once
 
 NO_LIMIT = Limit()
@@ -21,7 +22,8 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
     `remaining` can be negative where a limit was lowered or an overrun booked. The children are
     the nearest scopes within it that have a limit or a balance; `is_truncated` tells that there are
     more scopes than one status reads, so that some within this one may be missing. `unaccepted` is
-    what tenants claim beyond their own limits, and does not count.
+    what tenants claim beyond their own limits, and does not count. Where the window changed,
+    `counted_since` tells that what was spent in it before that time does not count.
     """
 
     scope: Scope
@@ -39,6 +41,7 @@ class ScopeStatus(msgspec.Struct, frozen=True, kw_only=True):
     resets_at: int | None
     unaccepted_micro_usd: int = 0
     unaccepted_tokens: int = 0
+    counted_since: float | None = None
     is_truncated: bool = False
     children: tuple[ScopeStatus, ...] = ()
 
@@ -112,6 +115,13 @@ def _status(
         resets_at=resets_at(limit.window, now, account.tz, oldest_bucket=account.oldest_bucket),
         unaccepted_micro_usd=balance.unaccepted_micro_usd,
         unaccepted_tokens=balance.unaccepted_tokens,
+        counted_since=_counted_since(limit, now, account.tz),
         is_truncated=is_truncated,
         children=tuple(inner),
     )
+
+
+def _counted_since(limit: Limit, now: float, tz: tzinfo) -> float | None:
+    """Return from when on everything counts, unless that is the whole window by now."""
+    since = limit.counted_since
+    return since if since is not None and since > live_from(limit.window, now, tz) else None

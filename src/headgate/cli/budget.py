@@ -438,6 +438,8 @@ def report_lines(report: BudgetReport, now: datetime | None = None) -> Iterator[
     if status.window != "none":
         room = "" if status.resets_at is None else f"; more room at {clock_time(status.resets_at)}"
         yield f"Counted: {window_words(status.window)}{room}"
+    if status.counted_since is not None:
+        yield _not_counted(status.counted_since)
     if status.waiting:
         yield f"Waiting: {status.waiting:,} tasks wait for room in this budget"
     yield from _breakdown(status)
@@ -496,6 +498,11 @@ def _limited(status: BudgetStatusBody) -> list[BudgetStatusBody]:
     for child in status.children:
         found += _limited(child)
     return found
+
+
+def _not_counted(since: datetime) -> str:
+    line = f"Not counted: what was spent before {clock_time(since)}"
+    return f"{line}; the journal no longer says when that was"
 
 
 def _limit_words(usd: str | None, tokens: int | None) -> str:

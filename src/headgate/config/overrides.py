@@ -305,7 +305,7 @@ def store_change(
         transaction.run(_END, path)
     transaction.insert(OVERRIDES, [_row(one) for one in stored_change.begun])
     if stored_change.budgets is not None:
-        ledger.set_limits(transaction, stored_change.budgets, keeps_ledger=keeps_ledger)
+        ledger.set_limits(transaction, stored_change.budgets, now, keeps_ledger=keeps_ledger)
     if stored_change.entry is not None:
         audit.write(transaction, stored_change.entry, now)
 

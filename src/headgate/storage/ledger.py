@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from headgate.core.budgets.ledger import (
     Refused,
     ReserveRequest,
     SettleRequest,
+    WindowChange,
 )
 from headgate.core.budgets.reservations import (
     LIVE,
@@ -39,6 +41,7 @@ from headgate.core.budgets.reservations import (
     Delta,
     Reservation,
     ReservationState,
+    weight_of,
 )
 from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, ROOT, Scope
 from headgate.core.budgets.windows import KEPT_BUCKETS, format_window, live_from, parse_window
@@ -69,7 +72,11 @@ _CHARGES = msgspec.json.Decoder(tuple[Charge, ...])
 
 @lru_cache(maxsize=4_096)
 def to_limit(
-    limit_micro_usd: int | None, limit_tokens: int | None, window: str, is_by_tenant: int = 0
+    limit_micro_usd: int | None,
+    limit_tokens: int | None,
+    window: str,
+    is_by_tenant: int = 0,
+    counted_since: float | None = None,
 ) -> Limit:
     """Read the columns of a limit."""
     return Limit(
@@ -77,6 +84,7 @@ def to_limit(
         limit_tokens=None if limit_tokens is None else Tokens(limit_tokens),
         window=parse_window(window),
         is_by_tenant=bool(is_by_tenant),
+        counted_since=counted_since,
     )
 
 
@@ -110,15 +118,19 @@ def to_reservation(row: Row) -> Reservation:
     )
 
 
+def to_delta(amounts: Row) -> Delta:
+    """Read the amounts of a change."""
+    return Delta(**msgspec.structs.asdict(to_balance(amounts)))
+
+
 def to_entry(row: Row) -> JournalEntry:
     """Read the columns of a journal entry after its number."""
-    amounts = to_balance(row[4:])
     return JournalEntry(
         at=row[0],
         reservation_id=row[1],
         call=_CALLS[row[2]],
         charges=_charges(row[3]),
-        delta=Delta(**msgspec.structs.asdict(amounts)),
+        delta=to_delta(row[4:]),
     )
 
 
@@ -276,6 +288,8 @@ _CLAIMS = (
     "ALTER TABLE ledger_limits ADD COLUMN is_by_tenant INTEGER NOT NULL DEFAULT 0",
 )
 
+_COUNTED = ("ALTER TABLE ledger_limits ADD COLUMN counted_since DOUBLE PRECISION",)
+
 MIGRATIONS = (
     Migration(
         number=1,
@@ -290,6 +304,8 @@ MIGRATIONS = (
     Migration(number=2, sqlite=_KINDS, postgres=_KINDS),
     # What tenants claim and nobody has accepted, and which limits are their own.
     Migration(number=3, sqlite=_CLAIMS, postgres=_CLAIMS),
+    # From when on everything counts, where the window changed and older amounts have no time.
+    Migration(number=4, sqlite=_COUNTED, postgres=_COUNTED),
 )
 
 _AMOUNT_TYPES = tuple((name, "BIGINT") for name in AMOUNTS)
@@ -330,6 +346,8 @@ JOURNAL = Insert(
 )
 
 
+NO_LIMIT = Limit()
+
 Request = ReserveRequest | SettleRequest | AdjustRequest
 Answer = Reservation | Refused
 
@@ -349,7 +367,8 @@ _LIVE_KINDS = Lookup(
     )
 )
 _LIMITS = (
-    "SELECT scope, limit_micro_usd, limit_tokens, time_window, is_by_tenant FROM ledger_limits"
+    "SELECT scope, limit_micro_usd, limit_tokens, time_window, is_by_tenant, counted_since"
+    " FROM ledger_limits"
 )
 _LIMITS_OF = about(_LIMITS, "scope")
 _KEPT_AMOUNTS = ", ".join(f"kept.{name}" for name in AMOUNTS)
@@ -392,10 +411,11 @@ _IS_ANY_DUE = (
 )
 _SET_LIMIT = (
     "INSERT INTO ledger_limits"
-    " (scope, limit_micro_usd, limit_tokens, time_window, is_by_tenant)"
-    " VALUES (?, ?, ?, ?, ?) ON CONFLICT (scope) DO UPDATE SET"
+    " (scope, limit_micro_usd, limit_tokens, time_window, is_by_tenant, counted_since)"
+    " VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (scope) DO UPDATE SET"
     " limit_micro_usd = excluded.limit_micro_usd, limit_tokens = excluded.limit_tokens,"
-    " time_window = excluded.time_window, is_by_tenant = excluded.is_by_tenant"
+    " time_window = excluded.time_window, is_by_tenant = excluded.is_by_tenant,"
+    " counted_since = excluded.counted_since"
 )
 _LATEST = "SELECT seq, at FROM ledger_journal WHERE seq < ? ORDER BY seq DESC LIMIT 1"
 _JOURNAL = (
@@ -417,23 +437,29 @@ def lock_ledger(transaction: Transaction) -> None:
         transaction.run(_LOCK)
 
 
-def set_limit(transaction: Transaction, scope: Scope, limit: Limit) -> None:
+def set_limit(transaction: Transaction, scope: Scope, limit: Limit, now: float) -> None:
     """Replace the limit of a scope; one without any amount removes it."""
     if not limit.has_amount:
         transaction.write("DELETE FROM ledger_limits WHERE scope = ?", (scope,))
         return
+    found = transaction.read(f"{_LIMITS} WHERE scope = ?", (scope,))
+    before = to_limit(*found[0][1:]) if found else NO_LIMIT
+    counted_since = before.counted_since
+    if before.window != limit.window:
+        change = WindowChange(scope, before.window, limit.window, now=now, zone=zone)
+        counted_since = _change_window(transaction, change, now)
     window = format_window(limit.window)
     is_by_tenant = int(limit.is_by_tenant)
-    row = (scope, limit.limit_micro_usd, limit.limit_tokens, window, is_by_tenant)
-    transaction.write(_SET_LIMIT, row)
+    amounts = (limit.limit_micro_usd, limit.limit_tokens)
+    transaction.write(_SET_LIMIT, (scope, *amounts, window, is_by_tenant, counted_since))
 
 
-def create_limit(transaction: Transaction, scope: Scope, limit: Limit) -> Limit:
+def create_limit(transaction: Transaction, scope: Scope, limit: Limit, now: float) -> Limit:
     """Set the limit of a scope that has none, and return the one that is in force then."""
     found = transaction.read(f"{_LIMITS} WHERE scope = ?", (scope,))
     if found:
         return to_limit(*found[0][1:])
-    set_limit(transaction, scope, limit)
+    set_limit(transaction, scope, limit, now)
     return limit
 
 
@@ -857,23 +883,194 @@ def _purge_sql(dialect: Dialect, table: str) -> str:
     """  # noqa: S608
 
 
+# A change of window: what the journal knows moves into the buckets of the new one. The charges of
+# its entries are compact JSON, in which the text of a charge is replaced by that of another one.
+
+_OPEN = ("held", "dispatched", "expired", "assumed")
+_ADJUSTMENTS = tuple(call.value for call in Adjustment)
+_HAS_AMOUNTS = "SELECT 1 FROM ledger_balances WHERE scope = ? LIMIT 1"
+_JOURNAL_FROM = "SELECT at FROM ledger_journal ORDER BY seq LIMIT 1"
+_CHECKPOINT_OF = f"SELECT bucket_start, {_AMOUNTS} FROM ledger_checkpoint WHERE scope = ?"  # noqa: S608
+_BALANCES_OF = f"SELECT bucket_start, {_AMOUNTS} FROM ledger_balances WHERE scope = ?"  # noqa: S608
+_CHECKPOINT = Insert(
+    table="ledger_checkpoint",
+    columns=(("scope", "TEXT"), ("bucket_start", "BIGINT"), *_AMOUNT_TYPES),
+    key=("scope", "bucket_start"),
+    updated=AMOUNTS,
+)
+
+
+def _change_window(transaction: Transaction, change: WindowChange, now: float) -> float | None:
+    """Move what the journal knows into the buckets of another window; return since when it does."""
+    scope, mark = change.scope, f'["{change.scope}",'
+    has_amounts = bool(transaction.read(_HAS_AMOUNTS, (scope,)))
+    if not has_amounts and not transaction.read(_live_sql(transaction.dialect), (mark,)):
+        return None
+    starts = [*change.starts, 2**60]
+    buckets = json_rows(list(pairwise(starts)))
+    asked = (buckets, change.earliest, mark, mark, scope)
+    moves = transaction.read(_moves_sql(transaction.dialect), asked)
+    transaction.write(_relabel_sql(transaction.dialect), (mark, mark, *asked))
+    state = LedgerState(zone)
+    for start, *amounts in transaction.read(_BALANCES_OF, (scope,)):
+        state.load_balance(scope, start, to_balance(tuple(amounts)))
+    for start, to, *amounts in moves:
+        state.move(scope, start, to, to_delta(tuple(amounts)))
+    _move_corrections(transaction, state, change, mark)
+    folded = {row[0]: to_balance(row[1:]) for row in transaction.read(_CHECKPOINT_OF, (scope,))}
+    _move_reservations(transaction, state, change, mark, folded)
+    # The lock of the ledger is the row of the root's bucket 0, so it stays.
+    drop_emptied(transaction, state)
+    transaction.insert_all(changed_rows(state, now))
+    return change.counted_since(folded, _journal_from(transaction, now))
+
+
+def _journal_from(transaction: Transaction, now: float) -> float:
+    """Return since when the journal has every entry."""
+    first, last = transaction.read(_JOURNAL_ENDS)[0]
+    # As long as one that was folded for want of room is younger, those after it fill the journal.
+    is_full = first is not None and last - first >= MAX_ENTRIES - FOLDED_PER_STEP
+    kept_from = now if is_full else now - FINISHED_KEPT_SECONDS
+    found = transaction.read(_JOURNAL_FROM)
+    return min(kept_from, found[0][0]) if found else kept_from
+
+
+def _move_corrections(
+    transaction: Transaction, state: LedgerState, change: WindowChange, mark: str
+) -> None:
+    for row in transaction.read(_corrections_sql(transaction.dialect), (change.earliest, mark)):
+        charges, delta = _charges(row[2]), to_delta(row[3:])
+        start, to = change.bucket_in(charges), change.bucket_at(row[1])
+        if start is None or to is None or start == to:
+            continue
+        if state.balances.get(change.scope, {}).get(to, EMPTY).add(delta).is_whole:
+            state.move(change.scope, start, to, delta)
+            text = charges_text(change.charges(charges, to))
+            transaction.write("UPDATE ledger_journal SET charges = ? WHERE seq = ?", (text, row[0]))
+
+
+def _move_reservations(
+    transaction: Transaction,
+    state: LedgerState,
+    change: WindowChange,
+    mark: str,
+    folded: dict[int, Balance],
+) -> None:
+    """Move what may still be settled; of what is held, also what the journal has forgotten."""
+    scope = change.scope
+    is_folded = False
+    for *columns, reserved_at in transaction.read(_open_sql(transaction.dialect), (mark,)):
+        reservation = to_reservation(tuple(columns))
+        start = change.bucket_in(reservation.charges)
+        is_forgotten = reserved_at is None and reservation.state in LIVE
+        to = change.current
+        if not is_forgotten:
+            to = -1 if reserved_at is None else change.bucket_at(reserved_at) or -1
+        if start is None or to < 0 or to == start:
+            continue
+        if is_forgotten:
+            held = weight_of(reservation)
+            state.move(scope, start, to, held)
+            folded[start] = folded.get(start, EMPTY).add(held.negated)
+            folded[to] = folded.get(to, EMPTY).add(held)
+            is_folded = True
+        text = charges_text(change.charges(reservation.charges, to))
+        sql = "UPDATE ledger_reservations SET charges = ? WHERE id = ?"
+        transaction.write(sql, (text, reservation.id))
+    if is_folded:
+        rows = [(scope, start, *amounts_of(balance)) for start, balance in folded.items()]
+        transaction.insert(_CHECKPOINT, rows)
+
+
+@cache
+def _placed_sql(dialect: Dialect) -> str:
+    """Return the entries of reservations of a scope with the buckets that they are to have."""
+    position = _POSITION[dialect]
+    given = dialect.given({"bucket_start": "BIGINT", "until": "BIGINT"})
+    amounts = ", ".join(f"entry.{name}" for name in AMOUNTS)
+    return f"""
+        SELECT entry.seq, CAST(charge.value->>1 AS BIGINT) AS old_start,
+            given.bucket_start AS new_start, {amounts}
+        FROM {given}
+        JOIN (
+            SELECT reservation_id, MIN(at) AS at FROM ledger_journal
+            WHERE call = 'reserve' AND at >= ? AND {position}(charges, ?) > 0
+            GROUP BY reservation_id
+        ) AS made ON made.at >= given.bucket_start AND made.at < given.until
+        JOIN ledger_journal AS entry ON entry.reservation_id = made.reservation_id
+            AND {position}(entry.charges, ?) > 0
+        CROSS JOIN {dialect.elements("entry.charges")} AS charge
+        WHERE charge.value->>0 = ? AND CAST(charge.value->>1 AS BIGINT) <> given.bucket_start
+    """  # noqa: S608
+
+
+@cache
+def _moves_sql(dialect: Dialect) -> str:
+    return f"""
+        SELECT old_start, new_start, {_SUMS} FROM ({_placed_sql(dialect)}) AS amounts
+        GROUP BY old_start, new_start
+    """  # noqa: S608
+
+
+@cache
+def _relabel_sql(dialect: Dialect) -> str:
+    """Return what writes the new buckets; the first two parameters are the mark of the scope."""
+    return f"""
+        UPDATE ledger_journal SET charges = REPLACE(
+            ledger_journal.charges,
+            CAST(? AS TEXT) || placed.old_start || ']', CAST(? AS TEXT) || placed.new_start || ']'
+        )
+        FROM ({_placed_sql(dialect)}) AS placed WHERE placed.seq = ledger_journal.seq
+    """  # noqa: S608
+
+
+@cache
+def _corrections_sql(dialect: Dialect) -> str:
+    calls = ", ".join(f"'{call}'" for call in _ADJUSTMENTS)
+    return f"""
+        SELECT seq, at, charges, {_AMOUNTS} FROM ledger_journal
+        WHERE call IN ({calls}) AND at >= ? AND {_POSITION[dialect]}(charges, ?) > 0 ORDER BY seq
+    """  # noqa: S608
+
+
+@cache
+def _live_sql(dialect: Dialect) -> str:
+    position = _POSITION[dialect]
+    return f"""
+        SELECT 1 FROM ledger_reservations
+        WHERE finished_at IS NULL AND {position}(charges, ?) > 0 LIMIT 1
+    """  # noqa: S608
+
+
+@cache
+def _open_sql(dialect: Dialect) -> str:
+    columns = ", ".join(f"kept.{name}" for name in RESERVATION)
+    states = ", ".join(f"'{state}'" for state in _OPEN)
+    return f"""
+        SELECT {columns}, made.at FROM ledger_reservations AS kept
+        LEFT JOIN (
+            SELECT reservation_id, MIN(at) AS at FROM ledger_journal
+            WHERE call = 'reserve' GROUP BY reservation_id
+        ) AS made ON made.reservation_id = kept.id
+        WHERE kept.state IN ({states}) AND {_POSITION[dialect]}(kept.charges, ?) > 0
+    """  # noqa: S608
+
+
 # Budgets of the configuration. What it no longer names is no longer in force, but a budget that
 # somebody set by hand, in a scope that no configuration ever named, stays as it is.
 
-NO_LIMIT = Limit()
-
 
 def set_limits(
-    transaction: Transaction, limits: dict[Scope, Limit], *, keeps_ledger: bool
+    transaction: Transaction, limits: dict[Scope, Limit], now: float, *, keeps_ledger: bool
 ) -> tuple[Scope, ...]:
     """Put the budgets of the configuration in force; return the scopes that it has left out."""
     rows = transaction.read("SELECT scope FROM configured_budgets ORDER BY scope")
     left_out = tuple(Scope(row[0]) for row in rows if row[0] not in limits)
     if keeps_ledger:
         for scope in left_out:
-            set_limit(transaction, scope, NO_LIMIT)
+            set_limit(transaction, scope, NO_LIMIT, now)
         for scope, limit in limits.items():
-            set_limit(transaction, scope, limit)
+            set_limit(transaction, scope, limit, now)
     transaction.run("DELETE FROM configured_budgets")
     transaction.insert(CONFIGURED, [(scope,) for scope in limits])
     return left_out

@@ -721,9 +721,9 @@ def _forgive(forgiveness: assign.Forgiveness, tasks: Transaction, now: float) ->
 
 
 def _set_limits(
-    limits: dict[Scope, Limit], tasks: Transaction, _now: float, *, keeps_ledger: bool
+    limits: dict[Scope, Limit], tasks: Transaction, now: float, *, keeps_ledger: bool
 ) -> tuple[Scope, ...]:
-    return ledger.set_limits(tasks, limits, keeps_ledger=keeps_ledger)
+    return ledger.set_limits(tasks, limits, now, keeps_ledger=keeps_ledger)
 
 
 def _take_back(
@@ -832,12 +832,12 @@ class StoreLedger:
         return await self._access.ask(ledger.audit, is_long=True)
 
 
-def _set_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> None:
-    ledger.set_limit(transaction, scope, limit)
+def _set_limit(transaction: Transaction, now: float, *, scope: Scope, limit: Limit) -> None:
+    ledger.set_limit(transaction, scope, limit, now)
 
 
-def _create_limit(transaction: Transaction, _: float, *, scope: Scope, limit: Limit) -> Limit:
-    return ledger.create_limit(transaction, scope, limit)
+def _create_limit(transaction: Transaction, now: float, *, scope: Scope, limit: Limit) -> Limit:
+    return ledger.create_limit(transaction, scope, limit, now)
 
 
 def _reserve(

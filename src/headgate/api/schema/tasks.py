@@ -501,6 +501,9 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     """The same in tokens."""
     resets_at: datetime | None = None
     """When the window next frees room."""
+    counted_since: datetime | None = None
+    """What was spent before does not count, though it may lie in the window: the window was changed
+    when the journal no longer had its time."""
     burn_usd_per_hour: str | None = None
     """Dollars spent lately, scaled to an hour."""
     burn_tokens_per_hour: int | None = None

@@ -21,6 +21,7 @@ arithmetic of money is here once, whatever keeps the rows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
 from enum import Enum
@@ -53,8 +54,10 @@ from headgate.core.budgets.windows import (
     NO_WINDOW,
     Window,
     bucket_start,
+    counted_buckets,
     format_window,
     live_from,
+    period_end,
     resets_at,
 )
 from headgate.core.enums import FastEnum
@@ -71,6 +74,7 @@ from headgate.errors import (
     BudgetExceededError,
     BudgetMismatchError,
     IllegalSettlementError,
+    InvalidSettingError,
 )
 
 
@@ -176,6 +180,11 @@ class Balance(Columns, frozen=True, kw_only=True):
         )
 
     @property
+    def is_whole(self) -> bool:
+        """Whether no column is below zero."""
+        return all(amount >= 0 for amount in msgspec.structs.astuple(self))
+
+    @property
     def is_used(self) -> bool:
         """Whether anything at all counts here."""
         # Asked at every booking, so without the calls that would say the same.
@@ -206,12 +215,15 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """What a scope may use within its window; None is no limit in that unit.
 
     One that a tenant set stops admissions like any other, and lets nobody charge what is above it.
+    A ledger sets `counted_since` when the window changes and it no longer knows when older amounts
+    were spent: these do not count.
     """
 
     limit_micro_usd: MicroUsd | None = None
     limit_tokens: Tokens | None = None
     window: Window = NO_WINDOW
     is_by_tenant: bool = False
+    counted_since: float | None = None
 
     def amount(self, unit: Unit) -> int | None:
         """Return the limit in one unit."""
@@ -456,7 +468,8 @@ def check_created(
 
     `change` is the command that would set it where the ledger is.
     """
-    if msgspec.structs.replace(in_force, is_by_tenant=wanted.is_by_tenant) != wanted:
+    ledgers_own = {"is_by_tenant": wanted.is_by_tenant, "counted_since": wanted.counted_since}
+    if msgspec.structs.replace(in_force, **ledgers_own) != wanted:
         raise BudgetMismatchError(
             scope=scope,
             existing=limit_text(in_force),
@@ -477,6 +490,77 @@ def charges_at(accounts: Iterable[Account], *, now: float) -> tuple[Charge, ...]
         )
         for account in accounts
     )
+
+
+class WindowChange:
+    """Where amounts of a scope belong when its window changes.
+
+    Each one that the journal knows goes to the bucket of the new window at the time at which it was
+    reserved, whether it is still held, was settled, or may yet be corrected. Rule: amounts, times
+    and ids stay as they are; a balance stays the sum of its entries.
+
+    A correction by an operator goes along unless it takes more than the new bucket has: it may have
+    corrected what was spent before. What is held and was reserved before the journal begins counts
+    as reserved now. Everything else from before the journal begins stays where it is.
+    """
+
+    def __init__(
+        self, scope: Scope, before: Window, after: Window, *, now: float, zone: ZoneResolver
+    ) -> None:
+        self.scope = scope
+        self.starts = counted_buckets(after, now, zone(after.zone))
+        self._before = before
+        self._zone = zone
+
+    @property
+    def earliest(self) -> int:
+        """The time from which on everything counts."""
+        return self.starts[0]
+
+    @property
+    def current(self) -> int:
+        """The bucket of the present."""
+        return self.starts[-1]
+
+    def bucket_at(self, at: float) -> int | None:
+        """Return the bucket of a time; None before the window."""
+        found = bisect_right(self.starts, at)
+        return self.starts[found - 1] if found else None
+
+    def charges(self, charges: tuple[Charge, ...], start: int) -> tuple[Charge, ...]:
+        """Return charges with another bucket of the scope."""
+        return tuple(
+            Charge(scope=one.scope, bucket_start=start) if one.scope == self.scope else one
+            for one in charges
+        )
+
+    def bucket_in(self, charges: Iterable[Charge]) -> int | None:
+        """Return the bucket of the scope that is charged; None if the scope is not."""
+        return next((one.bucket_start for one in charges if one.scope == self.scope), None)
+
+    def counted_since(self, folded: Mapping[int, Balance], journal_from: float) -> float | None:
+        """Return from when on everything counts; None where that is the whole window.
+
+        `folded` are the buckets of the scope as far as the journal does not know their entries.
+        """
+        if journal_from <= self.earliest:
+            return None
+        is_unknown = any(
+            balance.is_used and start < self.earliest and self._may_reach(start)
+            for start, balance in folded.items()
+        )
+        return journal_from if is_unknown else None
+
+    def _may_reach(self, start: int) -> bool:
+        """Tell whether an old bucket may hold amounts of the new window."""
+        if not start:
+            return True
+        try:
+            ends_at = period_end(self._before, start, self._zone(self._before.zone))
+        except InvalidSettingError:
+            # Another machine knew the zone; its name is no reason to keep a budget as it is.
+            return True
+        return ends_at is None or ends_at > self.earliest
 
 
 class Part(NamedTuple):
@@ -935,6 +1019,12 @@ class LedgerState:
             for start, delta in changes.items()
         ]
         return self._record(Settlement(reservation=made), request.call, now, parts)
+
+    def move(self, scope: Scope, start: int, to: int, delta: Delta) -> None:
+        """Move an amount from one bucket of a scope to another."""
+        if delta != NO_CHANGE:
+            self._add(scope, start, delta.negated)
+            self._add(scope, to, delta)
 
     def forget_changes(self) -> None:
         """Start a new record of what is changed."""

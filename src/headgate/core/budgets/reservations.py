@@ -106,6 +106,11 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 class Delta(Columns, frozen=True, kw_only=True, omit_defaults=True):
     """What one call adds to each balance of a reservation; amounts may be negative."""
 
+    @property
+    def negated(self) -> Delta:
+        """What takes the same away."""
+        return _delta(**{name: -amount for name, amount in msgspec.structs.asdict(self).items()})
+
 
 NO_CHANGE = Delta()
 _delta: Callable[..., Delta] = Delta  # without a call for the unit of each amount
@@ -312,6 +317,11 @@ def expire(reservation: Reservation, *, now: float) -> Settlement:
     if now < reservation.lease_until:
         return Settlement(reservation=reservation, is_repeat=True)
     return _settle(reservation, Call.EXPIRE)
+
+
+def weight_of(reservation: Reservation) -> Delta:
+    """Return what a live reservation weighs on each of its charges."""
+    return Delta(reserved_micro_usd=reservation.micro_usd, reserved_tokens=reservation.tokens)
 
 
 def unknown_reservation(reservation_id: str, call: Call) -> IllegalSettlementError:

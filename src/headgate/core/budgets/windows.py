@@ -2,7 +2,8 @@
 
 A window is none (all of it counts), calendar (this day, week or month in a zone) or rolling (the
 last so many hours). Amounts are kept in buckets, one balance per scope and `bucket_start`, and an
-amount stays in the bucket in which it was reserved, also when it settles later.
+amount stays in the bucket in which it was reserved, also when it settles later. Only a change of
+the window itself moves amounts: each to the bucket of the time at which it was reserved.
 
 A bucket that left its window long ago is dropped at some time, and never by the word of a clock
 alone: `KEPT_BUCKETS` later ones must have been used since.
@@ -150,6 +151,24 @@ def live_from(window: Window, now: float, tz: tzinfo) -> int:
     if window.hours is None:
         return current
     return current - window.hours * _SECONDS_PER_HOUR
+
+
+def counted_buckets(window: Window, now: float, tz: tzinfo) -> list[int]:
+    """Give the buckets that count at `now`, the earliest first; each lasts until the next begins.
+
+    The last one lasts for ever: an amount of a clock that runs ahead is counted in it.
+    """
+    current, earliest = bucket_start(window, now, tz), live_from(window, now, tz)
+    if window.hours is None:
+        return [current]
+    return list(range(earliest, current + 1, _bucket_seconds(window.hours)))
+
+
+def period_end(window: Window, start: int, tz: tzinfo) -> int | None:
+    """Give the end of a bucket that begins at `start`; None without a window."""
+    if window.hours is not None:
+        return start + _bucket_seconds(window.hours)
+    return resets_at(window, start, tz)
 
 
 def resets_at(
