@@ -319,12 +319,14 @@ async def _work(
             click.echo(f"headgate: stopping{_running_line(service)}", err=True)
     finally:
         drain_seconds = service.config.settings.scheduler.drain_seconds
-        if service.gateway is not None:
-            await engine.hand_over()
-            # Calls write to the store when they end, so it is closed after them.
-            await service.gateway.drain(drain_seconds)
-            await service.gateway.close()
-        await engine.stop(drain_seconds=drain_seconds)
+        gateway = service.gateway
+        # Calls write to the store when they end, so it is closed after them.
+        await engine.drain(
+            drain_seconds=drain_seconds, beside=None if gateway is None else gateway.drain
+        )
+        if gateway is not None:
+            await gateway.close()
+        await engine.close()
         if service.telemetry is not None:
             await asyncio.to_thread(service.telemetry.close)
         if engine.runner.has_left_behind:

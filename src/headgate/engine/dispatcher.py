@@ -122,6 +122,9 @@ class Dispatcher:
         self._led = 0
         self._leads_until = 0.0
         self._is_held_up = False
+        self.starts_tasks = True
+        """Off while the node drains: then only calls start, which running tasks may need."""
+
         self.leads_since: float | None = None
         """Since when no other process has dispatched, as of the latest time that this one led."""
 
@@ -311,7 +314,8 @@ class Dispatcher:
             return True
         planned: list[Planned] = []
         if self.may_grant:
-            planned = self._grant_calls(state.plan(now, most=MAX_PLANNED))
+            most = MAX_PLANNED if self.starts_tasks else 0
+            planned = self._grant_calls(state.plan(now, most=most))
         else:
             # The next sign of life says who dispatches, and wakes this loop.
             self._is_held_up = True

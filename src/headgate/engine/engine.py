@@ -113,6 +113,7 @@ MAX_LOOKED_AT = 20_000
 Filter = TypeVar("Filter", bound=TaskFilter)
 
 Submitted = Queued | TurnedAway | UnknownParent
+Drain = Callable[[float], Awaitable[None]]
 Preparation = Callable[[], Awaitable[None]]
 
 
@@ -282,7 +283,13 @@ class Engine:
         self._preparations.append(prepare)
 
     async def hand_over(self) -> None:
-        """Take no more work, and have another node dispatch; calls that wait go on there."""
+        """Take no more tasks, and have another node dispatch; calls that wait go on there.
+
+        The only node goes on to dispatch calls, which its running tasks may need to finish.
+        """
+        self._phase = "draining"
+        self.workers.close()
+        self.dispatcher.starts_tasks = False
         if self.store.is_shared:
             await self._quietly(self.node.end())
 
@@ -291,15 +298,18 @@ class Engine:
         await self.drain(drain_seconds=drain_seconds)
         await self.close()
 
-    async def drain(self, *, drain_seconds: float, settle_seconds: float = 0.0) -> None:
+    async def drain(
+        self, *, drain_seconds: float, settle_seconds: float = 0.0, beside: Drain | None = None
+    ) -> None:
         """Take no more work, let what runs finish, and have a ledger outside told of it.
 
-        Where that is away it is waited for so long; `hurry` ends the wait.
+        Where that is away it is waited for so long; `hurry` ends the wait. What drains `beside` has
+        the same seconds.
         """
-        self._phase = "draining"
-        self.workers.close()
+        await self.hand_over()
+        drains = (self.runner.drain, *(() if beside is None else (beside,)))
+        await asyncio.gather(*(drain(drain_seconds) for drain in drains))
         await self._quietly(self.node.end())
-        await self.runner.drain(drain_seconds)
         await self._supervisor.stop()
         if self.calls is not None:
             await self.calls.settled(seconds=CALLS_SETTLED_SECONDS)

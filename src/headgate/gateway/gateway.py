@@ -544,7 +544,10 @@ class Gateway:
         return self._in_hand.taken
 
     async def drain(self, seconds: float) -> None:
-        """Take no more calls, send those away that wait, and let those end that run."""
+        """Take no more calls, send those away that wait, and let those end that run.
+
+        Running tasks go on making calls, which they need to finish.
+        """
         self._is_stopping = True
         self._tell_waiting()
         with suppress(TimeoutError):
@@ -958,7 +961,7 @@ class Gateway:
         return asked
 
     async def _in_turn(self, asked: Asked) -> None:
-        if self._is_stopping:
+        if self._is_stopping and asked.sender.task is None:
             raise _stopping()
         holder = asked.sender.holder
         check_room(self._in_hand, holder, "calls that wait and run")
@@ -1239,7 +1242,7 @@ class Gateway:
                     raise _ClientLeft
                 if live.turn.done():
                     return
-                if self._is_stopping:
+                if self._is_stopping and asked.sender.task is None:
                     raise _stopping()
                 if now() >= ends_at:
                     raise self._waited_too_long(asked, live)
