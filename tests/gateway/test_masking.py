@@ -31,6 +31,15 @@ def test_a_secret_is_hidden_wherever_a_stream_is_parted(said: str) -> None:
             assert shown == b'data: {"text": "%b"}\n\n' % hidden
 
 
+@pytest.mark.parametrize("word", [b"x", b"ollama", b"not-needed"])
+def test_a_word_in_place_of_a_key_changes_no_answer(word: bytes) -> None:
+    credentials = Credentials((b"authorization", b"Bearer " + word), (word,))
+    line = b'data: {"index": 0, "text": "ollama is not-needed"}\n\n'
+    mask = StreamMask(credentials)
+    assert mask.feed(line) + mask.finish() == line
+    assert credentials.hidden_in(line) == line
+
+
 def test_whole_lines_go_on_at_once_and_the_rest_at_the_end() -> None:
     mask = StreamMask(CREDENTIALS)
     assert mask.feed(b"data: 1\n\ndata: 2") == b"data: 1\n\n"

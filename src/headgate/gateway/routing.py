@@ -83,6 +83,9 @@ KEPT_BACK_BYTES = 6 * MAX_KEY_BYTES
 MAX_HELD_BYTES = 8 * MAX_KEY_BYTES
 """Of a line of a stream that is longer than this, so many bytes are kept back: the longest key with
 each of its characters escaped."""
+LEAST_HIDDEN_BYTES = 16
+"""What is shorter is no secret but a word, as `ollama` or `EMPTY`, and answers may have it."""
+
 KEY_NAME_LENGTH = 10
 _LEFT_HEADERS: dict[Kind, tuple[str, ...]] = {
     "openai": ("x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens"),
@@ -123,10 +126,10 @@ class Credentials(NamedTuple):
 
     def _hidden(self, body: bytes) -> bytes:
         key = self.header[1].removeprefix(b"Bearer ")
-        if key in body:
+        if len(key) >= LEAST_HIDDEN_BYTES and key in body:
             body = body.replace(key, b"[key]")
         for secret in self.secrets:
-            if secret in body:
+            if len(secret) >= LEAST_HIDDEN_BYTES and secret in body:
                 body = body.replace(secret, b"[secret]")
         return body
 
