@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
@@ -12,11 +11,12 @@ import pytest
 
 from doc_pages import PAGES, Output, blocks_of, name_of
 from doc_shells import Shell, commands_of, saved_files, shell_in
+from executors.endpoint import free_port
 from service.fake_providers import fake_provider
 from service.support import running_service
 
 SHOWN_PLACE = "127.0.0.1:7420"
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 SHOWN_PORT = "7430"
 LOOKS = (
@@ -76,7 +76,7 @@ def test_there_is_a_page_that_talks_to_a_service() -> None:
 def test_what_a_page_says_to_a_service_is_answered_as_it_shows(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = free_port()
+    port = str(free_port())
     for name, body in saved_files(page.read_text()).items():
         (tmp_path / name).write_text(body)
     settings = tmp_path / settings_name(page)
@@ -92,9 +92,3 @@ def test_what_a_page_says_to_a_service_is_answered_as_it_shows(
             there = reduce(lambda text, place: text.replace(*place), places.items(), command)
             printed = run_until_right(sh, there, shown)
             assert Output(shown, printed).is_right, f"$ {command}\n{printed}\n{service.output()}"
-
-
-def free_port() -> str:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])

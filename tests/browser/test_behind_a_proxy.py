@@ -13,9 +13,9 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browser.test_outage import free_port
 from browser.visiting import WAIT_MS, WIDE, was_done
 from browser.watching import Watch
+from executors.endpoint import free_port
 from service.support import Gate, ServiceProcess, running_service
 from service.tls_proxy import NAME, TlsProxy, running_proxy
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from browser.silent_line import silent_line
 from browser.visiting import Visitor
 from browser.watching import Watch
 from budgets.servers import PostgresServer
+from executors.endpoint import free_port
 from headgate.dashboard.live import MOST_LOOK_SECONDS, REFRESH_SECONDS
 from headgate.dashboard.session import TOKEN
 from service.support import ServiceProcess, running_service, wait_until
@@ -29,12 +29,6 @@ SHARE_OF_PAGES = 167
 
 AWAY = "The store cannot be asked now."
 REFRESH = "htmx.trigger('#rows', 'sse:changed')"
-
-
-def free_port() -> int:
-    """Return a port that a service can have again after it was killed."""
-    with socket.create_server(("127.0.0.1", 0)) as place:
-        return int(place.getsockname()[1])
 
 
 def listen(service: ServiceProcess, token: str) -> tuple[HTTPConnection, bytes]:

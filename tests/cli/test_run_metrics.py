@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from executors.endpoint import free_port
 from headgate.workflow.backend import Money
 from headgate.workflow.report import RunReport, RunState, StepSummary
 from headgate.workflow.run_metrics import MAX_STEPS, OTHER, RunMetrics
@@ -104,13 +105,6 @@ def test_the_file_is_whole_at_every_moment_and_has_the_end(commands: Commands) -
     assert after[("headgate_run_budget_remaining_usd", "workflow:w")] == pytest.approx(0.79)
     assert after[("headgate_run_seconds",)] == pytest.approx(end.json["seconds"])
     assert [one.name for one in path.parent.iterdir() if "prom" in one.name] == ["run.prom"]
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def test_the_port_answers_on_loopback_while_the_run_goes_on(commands: Commands) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+from executors.endpoint import free_port
 from headgate import SyncClient
 from service.support import running_service, wait_until
 
@@ -21,12 +21,6 @@ max_per_agent = 10000
 [projects.default]
 status = "paused"
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_each_line_becomes_one_task_though_the_service_is_killed(tmp_path: Path) -> None:

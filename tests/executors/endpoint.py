@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
+
+NEVER_GIVEN = range(20_000, 32_000)
+"""Ports below those that Linux and others give to whoever asks for any."""
 
 
 class Seen(NamedTuple):
@@ -92,10 +96,15 @@ async def running_endpoint(
 
 
 def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port on which nobody listens, and which nobody is given who asks for any.
+
+    What the system gives away by itself, to connections too, may be anybody's the next moment.
+    """
+    for port in random.SystemRandom().sample(NEVER_GIVEN, k=100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Seen | None:

@@ -6,7 +6,6 @@ What was acknowledged is done, and recorded once; what a worker says after its l
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from executors.endpoint import free_port
 from service.support import ServiceProcess, environment, running_service, wait_until
 
 SETTINGS = """
@@ -97,12 +97,6 @@ def noted(path: Path, *lines: str) -> None:
         seconds=SOON_SECONDS,
         what=lambda: f"{notes_of(path)} is not {lines}",
     )
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def test_a_task_whose_worker_is_killed_or_stands_still_is_run_by_another(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from doc_pages import ROOT, Block, Output, blocks_of
 from doc_shells import Shell, saved_files, shell_session
+from executors.endpoint import free_port
 from walk.installed import Installed, overlay, variables
 
 START_SECONDS = 120.0
@@ -203,7 +203,7 @@ def _is_open(command: str) -> bool:
 @contextmanager
 def walking(installed: Installed, folder: Path) -> Iterator[Walker]:
     """Give a reader an empty folder, a shell and the installed wheel."""
-    ports = {shown: free_port() for shown in (SERVICE_PORT, PROVIDER_PORT)}
+    ports = {shown: str(free_port()) for shown in (SERVICE_PORT, PROVIDER_PORT)}
     commands = overlay(installed, folder / "venv")
     home, place = folder / "home", folder / "here"
     home.mkdir()
@@ -230,9 +230,3 @@ def walking(installed: Installed, folder: Path) -> Iterator[Walker]:
 def _path_of_the_system(path: str) -> str:
     """Leave out the environment of the tests: nothing of it is there for a user."""
     return ":".join(part for part in path.split(":") if not part.startswith(str(ROOT)))
-
-
-def free_port() -> str:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
