@@ -319,6 +319,23 @@ async def test_a_call_that_no_node_decides_about_waits_for_one(
         await nodes.check_books()
 
 
+async def test_a_node_that_stops_passes_nothing_more_on_and_waits_for_what_it_has(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    async with two_nodes(tmp_path, postgres, inflight=2) as nodes:
+        running = nodes.second.start(TEAM, "[[until later]]")
+        await nodes.first.until(lambda: len(nodes.upstream.requests) == 1)
+        draining = asyncio.create_task(nodes.second.gateway.drain(20.0))
+        await nodes.second.until(lambda: nodes.second.gateway._is_stopping)
+        refused = await nodes.second.ask(TEAM)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert not draining.done()
+        nodes.upstream.releases.add("later")
+        assert (await running).status_code == 200
+        await draining
+        assert len(nodes.upstream.bill) == 1
+
+
 async def test_a_client_cannot_make_up_a_place(tmp_path: Path, postgres: PostgresServer) -> None:
     async with two_nodes(tmp_path, postgres) as nodes:
         forged = {"x-headgate-place": "call-0;1.0;-1;00", "x-headgate-forwarded": "1"}

@@ -631,6 +631,9 @@ class Gateway:
             return
         if advice := _base_url_advice(prefixed.rest):
             raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {prefixed.rest}: {advice}")
+        if self._is_stopping and not request.header(FORWARDED):
+            # One that this node passed on would keep it from stopping as well.
+            raise _stopping()
         if not self._api.engine.store.is_shared:
             try:
                 await self._answer(client, prefixed)
