@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
-from gateway.billing_upstream import Request
-from gateway.gateway_service import CHAT, RESPONSES, GatewayService, gateway_service, usd
+from gateway.billing_upstream import Plan, Request
+from gateway.gateway_service import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    GatewayService,
+    gateway_service,
+    usd,
+)
+from gateway.test_gateway_faults import KEYS, SLOTS
+from gateway.test_task_calls import claim, submit
 from headgate.core.call import CallRecord, CallState
 from headgate.core.gates import GatePart
 from headgate.engine.call_registry import KeptPlaces
@@ -152,3 +162,40 @@ async def test_a_state_that_is_made_anew_at_any_moment_changes_nothing_for_calls
 
 def _have_come(gateway: GatewayService, ended: list[CallRecord], count: int) -> bool:
     return len(gateway.calls) + len(ended) >= count
+
+
+async def test_a_failure_while_the_state_is_made_anew_goes_to_the_next_key(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, upstreams=SLOTS, environ=KEYS) as gateway:
+        state, loop = gateway.calls._state, asyncio.get_running_loop()
+
+        def be_back() -> None:
+            gateway.calls._state = state
+            gateway.service.engine.dispatcher._start_anew()
+
+        def fail(_request: Request) -> Plan | None:
+            if len(gateway.upstream.requests) > 1:
+                return None
+            gateway.calls._state = lambda: None
+            loop.call_later(0.3, be_back)
+            return Plan(status=500)
+
+        gateway.upstream.decide = fail
+        answer = await gateway.ask(MESSAGES)
+        assert answer.status_code == 200, answer.text
+        assert len(gateway.upstream.requests) == 2
+
+
+async def test_a_task_makes_calls_while_the_state_is_made_anew(tmp_path: Path) -> None:
+    text = '[targets.agent]\nkind = "pull"\ngateway = true\n'
+    async with gateway_service(tmp_path, text) as gateway:
+        engine = gateway.service.engine
+        engine.node.address = f"http://127.0.0.1:{gateway.port}"
+        task_id = await submit(gateway, "agent", estimate={"tokens": 1_000})
+        _, access = await claim(gateway, task_id)
+        for _ in range(3):
+            engine.dispatcher._start_anew()
+            assert await gateway.calls.tasks.attempt_of(access["token"]) is not None
+        engine.dispatcher._start_anew()
+        headers = {"authorization": f"Bearer {access['token']}"}
+        answer = await gateway.ask(CHAT, headers=headers)
+        assert answer.status_code == 200, answer.text

@@ -1080,10 +1080,12 @@ class Calls:
             state.open(part)
             self.plan(state)
 
-    def open_slots(self, route: Route, project_id: str) -> list[str]:
-        """Return the slots of a route that a project may use at this moment."""
+    def open_slots(self, route: Route, project_id: str) -> list[str] | None:
+        """Return the slots of a route that a project may use now; None if nobody knows."""
         state = self._state()
-        if state is None or not route.has_slots:
+        if state is None:
+            return None
+        if not route.has_slots:
             return []
         found = state.slots.open_slots(route.target, project_id, without=(), with_full=True)
         return [one.name for one in found if not self.is_paused(one.name, route.model)]

@@ -231,6 +231,7 @@ class Engine:
             parts.tasks,
             record_of=self.store.get,
             state=lambda: self.dispatcher.dispatch_state,
+            loaded=lambda: self.dispatcher.loaded(),  # noqa: PLW0108 - it is made later
             leads_since=lambda: self.dispatcher.leads_since,
             keeps_ledger=self.ledger is None,
         )

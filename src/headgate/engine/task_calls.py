@@ -27,11 +27,16 @@ from headgate.core.estimates import Basis, Hold
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.core.task_money import GrowingCall, OpenCalls, TaskMoney, call_to_refuse
+from headgate.errors import NotDispatchingError
 from headgate.executors.executor import GatewayAccess
 from headgate.storage.task_calls import TaskCallStore, TaskPart, read_task_token, task_token
 
 SETTLE_SECONDS = 10.0
 """How long the end of an attempt waits for those of its calls that are still under way."""
+
+LOADED_SECONDS = 10.0
+LOADED_TRIES = 10
+"""How long, and how often, a call waits for the tasks that are read anew."""
 
 WRITE_SECONDS = 60.0
 """How long it waits for the store to be told of those that have ended."""
@@ -121,9 +126,11 @@ class TaskCalls:
         *,
         record_of: Callable[[str], Awaitable[TaskRecord | None]],
         state: Callable[[], DispatchState | None],
+        loaded: Callable[[], Awaitable[None]],
         leads_since: Callable[[], float | None] = lambda: None,
         keeps_ledger: bool = True,
     ) -> None:
+        self._loaded = loaded
         self._ledger = ledger
         self._keeps_ledger = keeps_ledger
         self._leads_since = leads_since
@@ -165,7 +172,10 @@ class TaskCalls:
     async def attempt_of(self, token: str) -> TaskAttempt | None:
         """Return the attempt that a token is of, while it runs; None of any other."""
         read = read_task_token(token, await self._known_secret())
-        if read is None or not self._is_in_flight(read.task_id, read.attempt):
+        if read is None:
+            return None
+        await self._until_loaded()
+        if not self._is_in_flight(read.task_id, read.attempt):
             return None
         known = self._attempts.get(read.task_id)
         if known is None or known.number != read.attempt:
@@ -181,6 +191,17 @@ class TaskCalls:
                 known = TaskAttempt(record, used.total.minus(used.beside))
                 self._attempts[read.task_id] = known
         return None if known.is_over else known
+
+    async def _until_loaded(self) -> None:
+        """Wait while the tasks are read anew: until then nobody knows which of them run."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOADED_SECONDS):
+                for _ in range(LOADED_TRIES):
+                    if self._state() is not None:
+                        return
+                    await self._loaded()
+        if self._state() is None:
+            raise NotDispatchingError("")
 
     def _is_in_flight(self, task_id: str, number: int) -> bool:
         state = self._state()

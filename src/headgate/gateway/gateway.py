@@ -656,6 +656,10 @@ class Gateway:
                 await self._pass_on(client)
             except _HandedOver as handed_over:
                 client.place = handed_over.place
+            except NotDispatchingError:
+                # Another node decides since the tasks were looked at.
+                now_at = self._api.engine.now()
+                client.place = client.place or Place(self._calls.new_call_id(), now_at)
             else:
                 return
             if request.header(FORWARDED):
@@ -1560,7 +1564,10 @@ class Gateway:
             if not route.has_slots:
                 if not failed:
                     return route
-            elif set(self._calls.open_slots(route, asked.who.project_id)) - failed:
+                continue
+            # While the state is made anew all of them count; it waits for its turn anyway.
+            known = self._calls.open_slots(route, asked.who.project_id)
+            if set(upstream.settings.slots if known is None else known) - failed:
                 return route
         return None
 
