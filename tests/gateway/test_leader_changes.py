@@ -27,6 +27,7 @@ from gateway.gateway_service import (
     asking,
     gateway_service,
 )
+from gateway.test_task_calls import claim, ended, submit
 from headgate.engine import node as node_module
 from headgate.gateway.gateway import Patience
 
@@ -334,6 +335,38 @@ async def test_a_node_that_stops_passes_nothing_more_on_and_waits_for_what_it_ha
         assert (await running).status_code == 200
         await draining
         assert len(nodes.upstream.bill) == 1
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_a_call_of_a_task_that_waits_goes_on_at_the_next_node(
+    tmp_path: Path, postgres: PostgresServer, kind: str
+) -> None:
+    """Its token is good there. What its task held is booked: a call that was lost may be in it."""
+    target = '[targets.pull]\nkind = "pull"\ngateway = true\n'
+    async with two_nodes(tmp_path, postgres, BUDGET + target) as nodes:
+        first = nodes.first
+        task_id = await submit(first, "pull", projectId="team", estimate={"tokens": 500})
+        worker, access = await claim(first, task_id)
+        running = await nodes.begin(TEAM, is_noted=kind == "cut off")
+        headers = {"authorization": f"Bearer {access['token']}"}
+        waiting = first.start(MESSAGES, "[[mark task]]", headers=headers)
+        await first.until_waiting()
+        await nodes.change(kind)
+        await nodes.come_back()
+        await nodes.second.until_waiting()
+        nodes.upstream.releases.add("later")
+        assert (await running).status_code == 200
+        answer = await waiting
+        assert answer.status_code == 200, answer.text
+        body = {"workerId": worker, "attempt": 1}
+        done = await nodes.second.client.post(f"/tasks/{task_id}/complete", json=body)
+        assert done.status_code == 200, done.text
+        record = await ended(nodes.second, task_id)
+        assert record.tokens == 500
+        status = await nodes.second.status("project:team")
+        (other,) = [one for one in nodes.upstream.bill if one.mark != "task"]
+        assert status["spentTokens"] + status["overrunTokens"] == 500 + other.tokens
+        assert float(status["reservedUsd"]) == 0
 
 
 async def test_a_client_cannot_make_up_a_place(tmp_path: Path, postgres: PostgresServer) -> None:
