@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 
 import httpx2
@@ -12,12 +13,14 @@ import pytest
 from gateway.gateway_service import (
     CHAT,
     MESSAGES,
+    OPENAI_KEY,
     RESPONSES,
     GatewayService,
     asking,
     error_of,
     gateway_service,
 )
+from headgate.core.gates import GatePart
 from headgate.gateway.gateway import Patience
 
 COMPLETIONS = "/v1/completions"
@@ -146,6 +149,29 @@ def test_a_call_without_a_stream_is_asked_to_come_back_and_keeps_its_place(tmp_p
             assert answers[0].headers["x-headgate-call-id"] == call_id
 
     asyncio.run(scenario())
+
+
+async def test_a_call_waits_across_a_five_hour_reset_if_its_client_does(tmp_path: Path) -> None:
+    """Its provider is asked again after an hour: somebody may have paid for more."""
+    hours = 5
+    async with gateway_service(tmp_path) as gateway:
+        gateway.gateway.patience = QUICK
+        for _ in range(hours):
+            gateway.upstream.account(OPENAI_KEY).fail(429, retry_after=str(hours * 3_600))
+        call = gateway.start(CHAT, is_stream=True)
+        for hour in range(1, hours + 1):
+            await gateway.until(partial(_is_refused, gateway, hour))
+            (record,) = gateway.calls.live()
+            why = (await gateway.client.get(f"/calls/{record.id}/why")).json()
+            assert 3_000 < why["expectedSeconds"] <= 3_600
+            gateway.calls.open(GatePart("slot", "openai/gpt-5"))
+        answer = await call
+        assert (answer.status_code, answer.text.count("[DONE]")) == (200, 1)
+        assert (await gateway.record(answer)).tries == hours + 1
+
+
+def _is_refused(gateway: GatewayService, times: int) -> bool:
+    return len(gateway.upstream.requests) == times and gateway.waiting == 1
 
 
 def test_a_wait_has_an_end(tmp_path: Path) -> None:

@@ -363,6 +363,7 @@ async def test_a_call_of_a_task_that_waits_goes_on_at_the_next_node(
         assert done.status_code == 200, done.text
         record = await ended(nodes.second, task_id)
         assert record.tokens == 500
+        await first.until_idle()
         status = await nodes.second.status("project:team")
         (other,) = [one for one in nodes.upstream.bill if one.mark != "task"]
         assert status["spentTokens"] + status["overrunTokens"] == 500 + other.tokens

@@ -631,9 +631,6 @@ class Gateway:
             return
         if advice := _base_url_advice(prefixed.rest):
             raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {prefixed.rest}: {advice}")
-        if self._is_stopping and not request.header(FORWARDED):
-            # One that this node passed on would keep it from stopping as well.
-            raise _stopping()
         if not self._api.engine.store.is_shared:
             try:
                 await self._answer(client, prefixed)
@@ -653,6 +650,9 @@ class Gateway:
                 if request.header(FORWARDED):
                     await self._send_back(client)
                     return
+                if self._is_stopping and client.place is None and not _is_of_task(request):
+                    # It would keep this node from stopping. What waited here goes on.
+                    raise _stopping()
                 await self._pass_on(client)
             except _HandedOver as handed_over:
                 client.place = handed_over.place
@@ -2106,6 +2106,12 @@ def _no_key(upstream: Upstream) -> _Refusal:
     variable = upstream.settings.key_env or "one"
     line = f"upstream '{upstream.name}' has no key: set {variable} where Headgate runs, or send"
     return _Refusal(Failure.UNAUTHORIZED, f"{line} your own")
+
+
+def _is_of_task(request: Request) -> bool:
+    """Tell whether a running task makes a call, as far as its token says."""
+    token = keys_of(RequestHeaders(request.all_headers())).token
+    return token.startswith(TASK_TOKEN_PREFIX)
 
 
 def _stopping() -> _Refusal:
