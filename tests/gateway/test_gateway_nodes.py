@@ -113,6 +113,11 @@ async def test_the_permits_of_an_upstream_hold_over_all_nodes(
             await asyncio.to_thread(stack.__exit__, None, None, None)
 
 
+def waiting_at(node: ServiceProcess) -> int:
+    """Return how many calls wait."""
+    return len(node.ask("GET", "/calls?state=waiting").body["calls"])
+
+
 async def test_a_leader_that_is_killed_takes_its_calls_along_and_no_money_is_lost(
     tmp_path: Path, postgres_url: str
 ) -> None:
@@ -136,10 +141,7 @@ async def test_a_leader_that_is_killed_takes_its_calls_along_and_no_money_is_los
             await asyncio.to_thread(wait_until, lambda: len(upstream.requests) == 2, seconds=20.0)
             waiting = ask("waits behind it")
 
-            def is_listed() -> bool:
-                return bool(first.ask("GET", "/calls?state=waiting").body["calls"])
-
-            await asyncio.to_thread(wait_until, is_listed, seconds=20.0)
+            await asyncio.to_thread(wait_until, lambda: waiting_at(first) == 1, seconds=20.0)
             # Whoever asks has what was spent so far written; a crash would book it with its slice.
             assert (await status(first))["spentTokens"] == upstream.bill[0].tokens
             await asyncio.to_thread(first.kill)
@@ -154,6 +156,15 @@ async def test_a_leader_that_is_killed_takes_its_calls_along_and_no_money_is_los
             await asyncio.to_thread(wait_until, leads, seconds=30.0)
             again = await ask("goes on")
             assert again.status_code == 200, "the permit of what was lost is free"
+            held = ask("[[until later]] holds the permit")
+            await asyncio.to_thread(wait_until, lambda: len(upstream.requests) == 4, seconds=20.0)
+            late = ask("[[mark late]]")
+            await asyncio.to_thread(wait_until, lambda: waiting_at(second) == 1, seconds=20.0)
+            retry = ask("waits behind it")
+            await asyncio.to_thread(wait_until, lambda: waiting_at(second) == 2, seconds=20.0)
+            upstream.releases.add("later")
+            assert [(await one).status_code for one in (held, late, retry)] == [200] * 3
+            assert upstream.bill[-1].mark == "late", "what comes again has its position"
             billed = sum(one.tokens for one in upstream.bill if one.end == "whole")
             found = await status(second)
             assert float(found["reservedUsd"]) > 0, "what was lost may have been billed"

@@ -20,6 +20,7 @@ from gateway.test_task_calls import claim, submit
 from headgate.core.call import CallRecord, CallState
 from headgate.core.gates import GatePart
 from headgate.engine.call_registry import KeptPlaces
+from headgate.gateway.relay import LostPlaces, Place
 
 BUDGET = """
 [gateway]
@@ -199,3 +200,14 @@ async def test_a_task_makes_calls_while_the_state_is_made_anew(tmp_path: Path) -
         headers = {"authorization": f"Bearer {access['token']}"}
         answer = await gateway.ask(CHAT, headers=headers)
         assert answer.status_code == 200, answer.text
+
+
+def test_places_that_were_lost_are_few_and_kept_for_a_while() -> None:
+    places = LostPlaces(most=2, seconds=60.0)
+    for number, key in enumerate((b"one", b"two", b"three")):
+        places.keep(key, Place(f"call-{number}", 1.0), now=float(number))
+    assert places.take(b"one", 10.0) is None, "the oldest one went"
+    assert places.take(b"two", 10.0) == Place("call-1", 1.0)
+    assert places.take(b"two", 10.0) is None
+    assert places.take(b"three", 62.0) is None
+    assert not places

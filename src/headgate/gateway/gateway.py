@@ -100,6 +100,7 @@ from headgate.gateway.protocols import (
 from headgate.gateway.relay import (
     PLACE,
     LeaderRelay,
+    LostPlaces,
     NotRelayedError,
     Place,
     as_comment,
@@ -490,6 +491,7 @@ class Gateway:
         self._estimates = CallEstimates()
         self._observe_slot = observe_slot
         self._leader = LeaderRelay()
+        self._lost = LostPlaces()
         self._stored: dict[str, str] = {}
         self._under_way: dict[str, str] = {}
         """The calls whose responses are made in the background, by the ids of these."""
@@ -640,6 +642,10 @@ class Gateway:
         now = asyncio.get_running_loop().time
         if request.header(FORWARDED):
             client.place = await self._read_place(request.header(PLACE))
+        elif self._lost:
+            body = await client.whole_body()
+            client.read_again(body)
+            client.place = self._lost.take(_lost_key(client, body), now())
         gives_up_at = now() + self.patience.leader_seconds
         while True:
             since = now()
@@ -793,6 +799,11 @@ class Gateway:
         except NotRelayedError as error:
             if not error.was_sent:
                 self._ask_again(client, body)
+            # It may have been sent upstream. Whether it is to be sent again, its client decides.
+            now = asyncio.get_running_loop().time()
+            came_at = self._api.engine.now() - (now - client.came_at)
+            lost = client.place or Place(self._calls.new_call_id(), came_at)
+            self._lost.keep(_lost_key(client, body), lost, now)
             line = "the node that decides cannot be asked; try again in a moment"
             raise _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS) from None
         with sent as response:
@@ -2106,6 +2117,16 @@ def _no_key(upstream: Upstream) -> _Refusal:
     variable = upstream.settings.key_env or "one"
     line = f"upstream '{upstream.name}' has no key: set {variable} where Headgate runs, or send"
     return _Refusal(Failure.UNAUTHORIZED, f"{line} your own")
+
+
+def _lost_key(client: Client, body: bytes) -> bytes:
+    """Return what a call and its retry have in common, as far as a node that relays it knows."""
+    request = client.request
+    digest = hashlib.sha256(body)
+    for part in (request.header(b"authorization"), request.header(b"x-api-key")):
+        digest.update(part + b"\0")
+    digest.update(f"{request.peer}\0{request.raw_path()}".encode(errors="replace"))
+    return digest.digest()
 
 
 def _is_of_task(request: Request) -> bool:

@@ -12,6 +12,7 @@ two nodes that take each other for the dispatcher cannot keep a client waiting.
 from __future__ import annotations
 
 import hmac
+from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import closing
 from typing import NamedTuple
@@ -32,6 +33,10 @@ MAX_NODES = 8
 """To how many nodes connections are kept: the one that dispatches changes now and then."""
 
 READ_SECONDS = 600.0
+MAX_LOST_PLACES = 10_000
+LOST_PLACE_SECONDS = 60.0
+"""How many calls that were lost with the node that decided keep their place, and for how long."""
+
 _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"upgrade")
 )
@@ -77,6 +82,32 @@ class Place(NamedTuple):
             return None
         call_id, created_at, events = text.decode("ascii").split(";")
         return cls(call_id, float(created_at), int(events))
+
+
+class LostPlaces:
+    """The places of calls that were lost with the node that decided, for their retries."""
+
+    def __init__(self, *, most: int = MAX_LOST_PLACES, seconds: float = LOST_PLACE_SECONDS) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._places: OrderedDict[bytes, tuple[Place, float]] = OrderedDict()
+
+    def __bool__(self) -> bool:
+        return bool(self._places)
+
+    def keep(self, key: bytes, place: Place, now: float) -> None:
+        """Keep a place for a while; the oldest one goes where there are too many."""
+        self._places[key] = (place, now + self._seconds)
+        self._places.move_to_end(key)
+        if len(self._places) > self._most:
+            self._places.popitem(last=False)
+
+    def take(self, key: bytes, now: float) -> Place | None:
+        """Return the place of a call that comes again, and forget those that did not in time."""
+        while self._places and next(iter(self._places.values()))[1] <= now:
+            self._places.popitem(last=False)
+        found = self._places.pop(key, None)
+        return None if found is None else found[0]
 
 
 def as_comment(signed: bytes) -> bytes:
