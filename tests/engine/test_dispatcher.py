@@ -18,7 +18,7 @@ from headgate.core.money import Tokens
 from headgate.core.rate_limits import RateLimit
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import OnExhausted, OnParentFailure, TaskRecord, TaskStatus
-from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES, NEWS_PAUSE_SECONDS
+from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES, NEWS_PAUSE_SECONDS, Dispatcher
 from headgate.engine.supervisor import DISPATCHER_FAILS, NO_DISPATCHER
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executors.executor import WorkOrder
@@ -543,3 +543,31 @@ def test_a_loop_that_fails_starts_again_from_the_store() -> None:
             assert record.task.status is TaskStatus.DONE
 
     play(scenario, max_inflight=3)
+
+
+def test_since_when_one_node_decides_is_known_wherever_it_is() -> None:
+    """What a node had under way is lost with it, but not what this one had itself."""
+
+    async def scenario(service: Service) -> None:
+        engine = service.engine
+        dispatcher = Dispatcher(engine.store, engine.settings.dispatch, start=lambda _: None)
+        dispatcher.become_leader("n", 1)
+        began = service.now()
+        steps = (
+            ("", 1, "own"),
+            ("next", 2, "own"),
+            ("next", 3, "own"),
+            ("", 3, "own"),
+            ("other", 4, "now"),
+            ("next", 5, "now"),
+        )
+        for node_id, at_epoch, expected in steps:
+            await asyncio.sleep(10)
+            dispatcher.follow(node_id, at_epoch)
+            since = began if expected == "own" else service.now()
+            assert dispatcher.decided_since == since, (node_id, at_epoch)
+        await asyncio.sleep(10)
+        dispatcher.become_leader("n", 6)
+        assert dispatcher.decided_since == service.now()
+
+    play(scenario)

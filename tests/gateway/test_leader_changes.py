@@ -93,6 +93,7 @@ class TwoNodes:
         self, first: GatewayService, second: GatewayService, link: StoreLink, up: BillingUpstream
     ) -> None:
         self.first, self.second = first, second
+        self.url = ""
         self.link = link
         self.upstream = up
 
@@ -165,8 +166,10 @@ async def two_nodes(
         ):
             assert first.service.engine.dispatcher.is_leading
             assert not second.service.engine.dispatcher.is_leading
+            nodes = TwoNodes(first, second, link, upstream)
+            nodes.url = url
             try:
-                yield TwoNodes(first, second, link, upstream)
+                yield nodes
             finally:
                 link.release()
 
@@ -368,6 +371,37 @@ async def test_a_call_of_a_task_that_waits_goes_on_at_the_next_node(
         (other,) = [one for one in nodes.upstream.bill if one.mark != "task"]
         assert status["spentTokens"] + status["overrunTokens"] == 500 + other.tokens
         assert float(status["reservedUsd"]) == 0
+
+
+async def test_a_task_whose_call_was_lost_elsewhere_is_booked_at_what_it_held(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """A third node ends the task; it never decides, and knows that another one does by now."""
+    text = BUDGET + '[targets.pull]\nkind = "pull"\ngateway = true\n'
+    async with two_nodes(tmp_path, postgres, text) as nodes:
+        (tmp_path / "third").mkdir()
+        async with gateway_service(
+            tmp_path / "third",
+            text,
+            store=nodes.url,
+            running=nodes.upstream,
+            options={"scheduler.enabled": False},
+        ) as third:
+            task_id = await submit(nodes.first, "pull", projectId="team", estimate={"tokens": 500})
+            worker, access = await claim(third, task_id)
+            headers = {"authorization": f"Bearer {access['token']}"}
+            assert (await third.ask(MESSAGES, headers=headers)).status_code == 200
+            lost = third.start(MESSAGES, "[[until never]]", headers=headers)
+            await third.until(lambda: len(nodes.upstream.requests) == 2)
+            await nodes.change("cut off")
+            second = nodes.second.service.engine.node
+            await third.until(lambda: third.service.engine.node.leader_id == second.node_id)
+            lost.cancel()
+            body = {"workerId": worker, "attempt": 1}
+            done = await third.client.post(f"/tasks/{task_id}/complete", json=body)
+            assert done.status_code == 200, done.text
+            record = await ended(third, task_id)
+            assert record.tokens == 500, "the call may have been billed"
 
 
 async def test_a_client_cannot_make_up_a_place(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -128,6 +128,8 @@ class Dispatcher:
         self.leads_since: float | None = None
         """Since when no other process has dispatched, as of the latest time that this one led."""
 
+        self._followed: str | None = None
+        self._followed_since: float | None = None
         self._node_id = ""
         self._has_news = False
         self._news_at = 0.0
@@ -170,6 +172,7 @@ class Dispatcher:
     def become_leader(self, node_id: str, epoch: int, *, until: float = inf) -> None:
         """Dispatch from now on, under this epoch; `until` a time of the loop, if not again."""
         self._leads_until = until
+        self._followed = None
         if self._is_held_up:
             self._is_held_up = False
             self._wake_up.wake()
@@ -188,6 +191,24 @@ class Dispatcher:
             self._feed.close()
             if self._calls is not None:
                 self._calls.step_down()
+
+    def follow(self, node_id: str, epoch: int) -> None:
+        """Dispatch no more, and take note of the node that does, if there is one."""
+        self.step_down()
+        if not node_id or node_id == self._followed:
+            return
+        # Whoever comes right after this node has lost nothing: this one knows its own calls.
+        is_next = self._followed is None and self._led > 0 and epoch <= self._led + 1
+        self._followed = node_id
+        self._followed_since = self.leads_since if is_next else self._store.now()
+
+    @property
+    def decided_since(self) -> float | None:
+        """Since when one node has dispatched, this one or another, as far as this one knows.
+
+        What the node before knew of calls that it had under way may be lost.
+        """
+        return self.leads_since if self._followed is None else self._followed_since
 
     async def note_calls(self) -> None:
         """Have the store know of calls that run here, for whoever dispatches next."""

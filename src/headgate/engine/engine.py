@@ -232,7 +232,7 @@ class Engine:
             record_of=self.store.get,
             state=lambda: self.dispatcher.dispatch_state,
             loaded=lambda: self.dispatcher.loaded(),  # noqa: PLW0108 - it is made later
-            leads_since=lambda: self.dispatcher.leads_since,
+            decided_since=lambda: self.dispatcher.decided_since,
             keeps_ledger=self.ledger is None,
         )
         return Calls(

@@ -199,7 +199,7 @@ class NodeLife:
             until = asked_at + DISPATCHER_LEASE_SECONDS if self._store.is_shared else inf
             self._dispatcher.become_leader(self.node_id, election.epoch, until=until)
         else:
-            self._dispatcher.step_down()
+            self._dispatcher.follow(election.node_id, election.epoch)
 
     async def _collect(self) -> None:
         collected = await self._store.collect(self.node_id)

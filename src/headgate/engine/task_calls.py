@@ -127,13 +127,13 @@ class TaskCalls:
         record_of: Callable[[str], Awaitable[TaskRecord | None]],
         state: Callable[[], DispatchState | None],
         loaded: Callable[[], Awaitable[None]],
-        leads_since: Callable[[], float | None] = lambda: None,
+        decided_since: Callable[[], float | None],
         keeps_ledger: bool = True,
     ) -> None:
         self._loaded = loaded
         self._ledger = ledger
         self._keeps_ledger = keeps_ledger
-        self._leads_since = leads_since
+        self._decided_since = decided_since
         self._store = store
         self._record_of = record_of
         self._state = state
@@ -354,8 +354,8 @@ class TaskCalls:
         return open_calls
 
     def _is_inherited(self, record: TaskRecord) -> bool:
-        """Tell whether an attempt began before this process decided about calls."""
-        since, began_at = self._leads_since(), record.progress.started_at
+        """Tell whether an attempt began before the node led that decides about its calls."""
+        since, began_at = self._decided_since(), record.progress.started_at
         return since is not None and began_at is not None and began_at < since
 
     async def until_written(self, task_id: str, call_id: str) -> None:
