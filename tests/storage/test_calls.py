@@ -28,10 +28,11 @@ from headgate.storage.call_rows import (
     first_call_id_at,
 )
 from headgate.storage.sql_store import StoreLedger
+from headgate.storage.store import Node
 from headgate.storage.tokens import UNBOUND, Bounds
 from headgate.storage.transaction import Transaction
 from headgate.storage.usage import GROUPINGS, Grouping, UnpricedModel, UsageReports, UsageSum
-from storage.scene import Place, Scene
+from storage.scene import AWAY, HERE, Place, Scene
 
 NUMBERS = count()
 SCOPES = (ROOT, Scope("project:search"))
@@ -534,3 +535,32 @@ async def test_what_the_ledger_does_not_take_corrects_nothing(place: Place) -> N
         changed = msgspec.structs.replace(record, tokens=1, reservation_id="")
         assert not await store.correct(changed, commit("gone", tokens=1))
         assert await store.get(record.id) == record
+
+
+async def test_calls_that_run_at_other_nodes_are_counted_while_these_live(place: Place) -> None:
+    async with place.scene() as scene:
+        store = CallStore(scene.store)
+        running = {"state": CallState.RUNNING, "ended_at": None, "tokens": None, "micro_usd": None}
+        here, there, moved, gone = (ended(scene, **running) for _ in range(4))
+        await scene.store.join(Node(id=AWAY, capacity=0), lease_seconds=60.0)
+        await store.note_running([here], node_id=HERE)
+        await store.note_running([there, moved], node_id=AWAY)
+        await store.note_running([gone], node_id="n3")
+
+        async def elsewhere(node_id: str, *, seconds: float = 30.0) -> list[str]:
+            seen_after = scene.clock() - seconds
+            found = await store.running_elsewhere(node_id, seen_after=seen_after)
+            return [one.id for one in found]
+
+        assert await elsewhere(HERE) == [there.id, moved.id], "nobody knows the third node"
+        assert await elsewhere(AWAY) == [here.id]
+        assert await elsewhere(HERE, seconds=-1.0) == [], "nobody has seen them since"
+        await store.forget_running([moved.id])
+        await store.note_running([there], node_id=HERE)
+        assert await elsewhere(HERE) == []
+        assert await elsewhere(AWAY) == [here.id, there.id], "it has another node by now"
+        done = msgspec.structs.replace(there, state=CallState.DONE, ended_at=scene.clock())
+        await store.finish([EndedCall(record=done, is_noted=True)])
+        assert await elsewhere(AWAY) == [here.id]
+        assert await store.ended([there.id, here.id]) == (done,)
+        assert await store.ended([]) == ()

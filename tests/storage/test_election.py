@@ -158,3 +158,16 @@ def test_no_two_nodes_ever_hold_the_same_epoch_nor_does_one_come_again(
         assert holders.setdefault(result.epoch, result.node_id) == result.node_id
         assert check(tables, result.epoch, now=now) == result.node_id
         last_epoch = result.epoch
+
+
+def test_a_node_that_takes_no_tasks_learns_who_dispatches_and_does_not_stand(
+    tables: Tables,
+) -> None:
+    tables.do(lambda tx: nodes.join(tx, Node(id="idle", capacity=0), lease_until=1_000.0))
+    nobody = elect(tables, "idle", now=1.0)
+    assert (nobody.node_id, nobody.epoch) == ("", 0)
+    first = elect(tables, "n1", now=2.0)
+    assert elect(tables, "idle", now=3.0).node_id == first.node_id
+    late = first.lease_until + 1.0
+    assert elect(tables, "idle", now=late).node_id == ""
+    assert elect(tables, "n2", now=late).epoch == first.epoch + 1
