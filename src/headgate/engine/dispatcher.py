@@ -278,9 +278,10 @@ class Dispatcher:
         self._wake_up.wake()
 
     def refresh(self) -> None:
-        """Read what other nodes changed, at the next round."""
+        """Read what other nodes changed, at the next round; who does not dispatch has none."""
         self._has_news = True
-        self._wake_up.wake()
+        if self._epoch is not None:
+            self._wake_up.wake()
 
     def reconfigure(
         self, settings: DispatchSettings, *, tick_seconds: float, asks_budgets: bool
