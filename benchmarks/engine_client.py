@@ -247,11 +247,15 @@ def _cpu_us(before: Progress, after: Progress, tasks: int) -> float:
     return (after.cpu_seconds - before.cpu_seconds) / max(1, tasks) * 1e6
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the time of the processor that a process has used; 0 where nobody tells."""
+def cpu_seconds(pid: int, *, has_ended: bool = False) -> float:
+    """Return the time of the processor that a process has used; 0 where nobody tells.
+
+    With `has_ended` it is the time of those that it has started and that have ended.
+    """
     path = Path(f"/proc/{pid}/stat")
     if not path.exists():
         return 0.0
     # The name of the program stands in parentheses, and may contain anything.
     fields = path.read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    user, system = fields[13:15] if has_ended else fields[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

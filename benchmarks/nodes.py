@@ -141,6 +141,9 @@ class Measured(NamedTuple):
     start_ms: float
 
 
+Work = Callable[[], Awaitable[float]]
+"""Does something that is prepared, and returns how many were done a second."""
+
 RATES_HEADER = (
     *("nodes", "a second", "of one", "CPU us: nodes", "dispatcher", "writers", "PostgreSQL"),
     "all",
@@ -171,11 +174,12 @@ class Fleet:
     def roles(self) -> Roles:
         """Return what each role has used of the processor."""
         dispatchers = len(self.nodes) if self.has_domains else 1
+        server = self._server.pid
         return Roles(
             sum(cpu_seconds(node.pid) for node in self.nodes[dispatchers:]),
             sum(cpu_seconds(node.pid) for node in self.nodes[:dispatchers]),
             sum(cpu_seconds(node.writer_pid) for node in self.nodes),
-            sum(cpu_seconds(pid) for pid in family(self._server.pid)),
+            cpu_seconds(server, has_ended=True) + sum(map(cpu_seconds, family(server))),
         )
 
     @asynccontextmanager
@@ -191,8 +195,8 @@ class Fleet:
             for connection in opened:
                 connection.close()
 
-    async def rate(self, count: int, work: Callable[[], Awaitable[float]]) -> Rate:
-        """Do work for so many tasks that returns how many were done a second, and see its cost."""
+    async def rate(self, count: int, work: Work) -> Rate:
+        """Do work for so many tasks, and see what each of them costs."""
         before = self.roles()
         rate = await work()
         return Rate(rate, self.roles().per(before, count))
@@ -293,10 +297,6 @@ async def _best(sizes: Sizes, work: Callable[[], Awaitable[Rate]]) -> Rate:
     """Return the highest rate and the lowest cost; the first run warms everything up."""
     runs = [await work() for _ in range(sizes.runs + 1)][1:]
     return Rate(max(run.rate for run in runs), min((run.cost for run in runs), key=sum))
-
-
-Work = Callable[[], Awaitable[float]]
-"""Does something that is prepared, and returns how many were done a second."""
 
 
 def _submits(tasks: int, feed: Feed) -> Work:
