@@ -376,14 +376,14 @@ class Ceiling(NamedTuple):
         return f"{self.rate:,.0f}, {self.bound_by}"
 
 
-def ceiling(found: Rate, count: int, lock_us: float) -> Ceiling:
+def ceiling(found: Rate, count: int, lock_us: float, dispatcher_us: float | None = None) -> Ceiling:
     """Return what so many nodes could do; the others share one part of the work, the lock none.
 
     A writer waits for the server while that works for it.
     """
     places = {
         "the lock": (lock_us, 1),
-        "the dispatcher": (found.cost.dispatcher, 1),
+        "the dispatcher": (dispatcher_us or found.cost.dispatcher, 1),
         "the other nodes": (found.cost.nodes, count - 1),
         "the writers": (found.cost.writers + found.cost.server, count),
     }
@@ -399,6 +399,14 @@ def submit_lock_us(lock: LockTimes, count: int) -> float:
     """Return how long a submit keeps the lock where all nodes take as many."""
     elsewhere = 1 - 1 / count
     return lock.of(SUBMIT) / count + elsewhere * lock.of(AWAY_SUBMIT, NEWS)
+
+
+def submit_dispatcher_us(lock: LockTimes, alone: Rate, count: int) -> float:
+    """Return what a submit costs the dispatcher, which takes its part and learns of the others.
+
+    On few cores little gathers between two reads, so what it uses here says nothing of that.
+    """
+    return alone.cost.dispatcher / count + (1 - 1 / count) * lock.news_us
 
 
 def done_lock_us(lock: LockTimes, count: int) -> float:
@@ -428,7 +436,16 @@ VERDICTS_HEADER = ("target", "measured", "ceiling", "wanted", "met")
 
 def _judge(found: Sequence[Measured], lock: LockTimes) -> bool:
     """Print what could be and what was asked for; with few cores the ceiling is judged."""
-    submits = [ceiling(one.submits, one.nodes, submit_lock_us(lock, one.nodes)) for one in found]
+    alone = found[0].submits
+    submits = [
+        ceiling(
+            one.submits,
+            one.nodes,
+            submit_lock_us(lock, one.nodes),
+            submit_dispatcher_us(lock, alone, one.nodes),
+        )
+        for one in found
+    ]
     done = [ceiling(one.done, one.nodes, done_lock_us(lock, one.nodes)) for one in found]
     rows: list[Row] = [
         (f"{one.nodes}", str(submit), str(ended))

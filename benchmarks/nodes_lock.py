@@ -13,6 +13,9 @@ from math import inf
 from typing import NamedTuple
 
 from benchmarks.report import Row, table
+from headgate.core.dispatch_state import DispatchSettings, DispatchState
+from headgate.core.snapshot import Project
+from headgate.engine.events import EventFeed
 from headgate.storage.postgres import (
     IDLE_TIMEOUT_SECONDS,
     PostgresDatabase,
@@ -23,6 +26,9 @@ from headgate.storage.writer import GroupCommitWriter
 from storage.scene import AWAY, Place, Scene
 
 BATCH = 64
+NEWS_BATCH = 32
+"""About as many messages as gather for a dispatcher that has all it can do."""
+
 SUBMIT, PLAN, SETTLE = "submit", "plan, for this node", "settle, of this node"
 AWAY_SUBMIT = "submit, at another node"
 # It reads beside the lock; messages that were seen are deleted now and then.
@@ -64,6 +70,8 @@ class LockTimes:
 
     def __init__(self) -> None:
         self._kinds: dict[str, tuple[float, int]] = {}
+        self.news_us = inf
+        """What it costs the dispatcher to learn of a task of another node, beside the lock."""
 
     def add(self, kind: str, seconds: float, tasks: int, transactions: int) -> None:
         """Take the times of a kind; the best counts, as a neighbour only makes them worse."""
@@ -81,6 +89,8 @@ class LockTimes:
             for kind, (us, transactions) in self._kinds.items()
         ]
         table("nodes: how long a task keeps the lock of the store", HEADER, rows)
+        what = f"{NEWS_BATCH} tasks of another node"
+        print(f"  to learn of {what} costs the dispatcher {self.news_us:.0f} us of CPU each")
 
 
 async def lock_times(url: str, *, tasks: int, runs: int) -> LockTimes:
@@ -97,7 +107,25 @@ async def lock_times(url: str, *, tasks: int, runs: int) -> LockTimes:
         await _all_steps(scene, database, LockTimes(), BATCH, "warm-up")
         for number in range(runs):
             await _all_steps(scene, database, found, tasks, f"{number}")
+            found.news_us = min(found.news_us, await _news_us(scene, tasks, f"{number}"))
     return found
+
+
+async def _news_us(scene: Scene, tasks: int, prefix: str) -> float:
+    """Have the dispatcher read and take in what another node submitted; return the CPU of each."""
+    state = DispatchState(DispatchSettings(projects=(Project(id="search"),)))
+    feed, seconds, count = EventFeed(scene.clock), 0.0, tasks // NEWS_BATCH
+    feed.open(scene.epoch)
+    for batch in range(count):
+        names = [f"{prefix} told {batch} {number}" for number in range(NEWS_BATCH)]
+        await asyncio.gather(*(scene.submit(name, node_id=AWAY) for name in names))
+        began = time.process_time()
+        news = await scene.store.news(scene.epoch)
+        for record in news.records:
+            state.observe(record, scene.clock())
+        feed.observe(news.records)
+        seconds += time.process_time() - began
+    return seconds / (count * NEWS_BATCH) * 1e6
 
 
 async def _all_steps(

@@ -401,6 +401,11 @@ class Message(NamedTuple):
     kind: Kind
     task_id: str
 
+    @property
+    def is_of_task(self) -> bool:
+        """Whether it names a task, and not a part of a gate."""
+        return self.kind is not Kind.OPENED
+
 
 def part_text(part: GatePart) -> str:
     """Return a part of a gate as a message carries it."""

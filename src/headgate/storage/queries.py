@@ -40,7 +40,6 @@ from headgate.storage.unit_of_work import (
     HAPPENINGS,
     KEPT,
     TICK,
-    UnitOfWork,
     read_learned,
     read_submissions,
     states_of,
@@ -51,6 +50,10 @@ from headgate.storage.unit_of_work import (
 _COLUMNS = ", ".join(TASK_COLUMNS)
 _CHOSEN = ("agent", "slot")
 _GET = f"SELECT {_COLUMNS} FROM tasks WHERE id = ?"  # noqa: S608
+_TOLD = (
+    f"SELECT seq, kind, task_id, {_COLUMNS} FROM messages LEFT JOIN tasks ON id = task_id"  # noqa: S608
+    " WHERE recipient = ? AND seq > ? ORDER BY seq LIMIT ?"
+)
 _RESULTS = about("SELECT id, result FROM tasks", "id")
 _OWNERS = about("SELECT id, agent_id, project_id FROM tasks", "id")
 _INPUT = "SELECT submission FROM task_inputs WHERE id = ?"
@@ -178,36 +181,37 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
     )
 
 
-def news(work: UnitOfWork, epoch: int, *, seen: int, most: int) -> tuple[News, int]:
+def news(
+    transaction: Transaction, now: float, epoch: int, *, seen: int, most: int
+) -> tuple[News, int]:
     """Look at the tasks that messages name, and at the gates that these may have closed.
 
-    Return the number of the last message, too.
+    Return the number of the last message, too. All is read in one round trip.
     """
-    transaction, now = work.transaction, work.now
-    leader, received, live, closed = transaction.read_all(
+    leader, told, live, closed = transaction.read_all(
         [
             (nodes.READ_LEADER, ()),
-            nodes.messages_statement(DISPATCHER, seen=seen, limit=most),
+            (_TOLD, (DISPATCHER, seen, most)),
             nodes.live_statement(now),
             (_CLOSURES, (now,)),
         ]
     )
     nodes.check_election(nodes.to_election(leader), epoch, now)
-    messages = nodes.to_messages(received)
-    task_ids = dict.fromkeys(one.task_id for one in messages if one.kind is not Kind.OPENED)
-    rows = work.rows(task_ids)
-    found = {row.id for row in rows}
-    passed = {part for row in rows for part in _gates(row.spec.task.target, row.spec.task.slot)}
+    messages = nodes.to_messages([row[:3] for row in told])
+    # A task is read once, however many messages name it.
+    named = {row[2]: row[3:] for row, one in zip(told, messages, strict=True) if one.is_of_task}
+    found = [to_task_row(row) for row in named.values() if row[0] is not None]
+    passed = {part for row in found for part in _gates(row.spec.task.target, row.spec.task.slot)}
     found_news = News(
-        records=tuple([row.record() for row in rows]),
-        gone=tuple(task_id for task_id in task_ids if task_id not in found),
+        records=tuple([row.record() for row in found]),
+        gone=tuple([task_id for task_id, row in named.items() if row[0] is None]),
         # Which agent and slot a task had that left them open is not asked when it waits again.
         closures=tuple(
             one
             for one in (_closures(closed) if passed else ())
             if one.part in passed or one.kind in _CHOSEN
         ),
-        opened=tuple(nodes.read_part(one.task_id) for one in messages if one.kind is Kind.OPENED),
+        opened=tuple([nodes.read_part(one.task_id) for one in messages if not one.is_of_task]),
         nodes=nodes.to_nodes(live),
         has_more=len(messages) == most,
     )

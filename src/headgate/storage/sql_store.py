@@ -284,10 +284,6 @@ class TaskTables:
         work.write()
         return result
 
-    def look(self, question: Callable[[UnitOfWork], Read], transaction: Transaction) -> Read:
-        """Answer a question by a unit of work that writes nothing, and so needs no lock."""
-        return question(self._unit_of_work(transaction, self.now()))
-
     def begin(self, transaction: Transaction) -> float:
         """Make sure that the tables are there and nobody else writes, and return the time."""
         if transaction is not self._checked:
@@ -564,7 +560,7 @@ class SqlTaskStore(WorkerSteps):
         async with self._news_lock:
             seen = self._seen.get(DISPATCHER, 0)
             self._forget_news(seen)
-            question = partial(self.tables.look, partial(_read_news, epoch, seen))
+            question = partial(queries.news, now=self.now(), epoch=epoch, seen=seen, most=MAX_NEWS)
             news, self._seen[DISPATCHER] = await self._news_reader.submit(question)
             return news
 
@@ -735,11 +731,7 @@ def _take_back(
 
 def _news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
     nodes.forget(work.transaction, DISPATCHER, seen=seen)
-    return _read_news(epoch, seen, work)
-
-
-def _read_news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
-    return queries.news(work, epoch, seen=seen, most=MAX_NEWS)
+    return queries.news(work.transaction, work.now, epoch, seen=seen, most=MAX_NEWS)
 
 
 def _forget_news(seen: int, tasks: Transaction, _now: float) -> None:
