@@ -326,8 +326,11 @@ REFUSED: list[tuple[str, str]] = [
     ('[store]\nurl = "sqlite:headgate.db"', "store.url: a path follows sqlite:///"),
     ('[store]\nurl = "memory:x"', "store.url: write one as sqlite:///"),
     ('[store]\nurl = "redis://h"', "store.url: 'redis' is not a scheme for it"),
-    ('[store]\ndomain = "evals"', "store.domain: 'evals' is a part of a PostgreSQL database"),
-    ('[store]\ndomain = "Evals!"', "store.domain"),
+    (
+        '[store]\ndomain = "evals"',
+        "store.domain: is a part of a PostgreSQL database; set store.url",
+    ),
+    ('[store]\ndomain = "Evals"', "store.domain: has up to 30 small letters, digits and _"),
 ]
 
 

@@ -230,7 +230,6 @@ SecondsOrNone = Annotated[float, Meta(ge=0, le=ONE_YEAR_SECONDS)]
 Hours = Annotated[int, Meta(ge=1, le=MAX_ROLLING_HOURS)]
 Rate = Annotated[int, Meta(ge=1, le=MAX_COUNT)]
 Text = Annotated[str, Meta(min_length=1, max_length=2_000)]
-DomainName = Annotated[str, Meta(pattern="^([a-z][a-z0-9_]{0,29})?$")]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "text"]
 OptimizeFor = Literal["latency", "balanced", "throughput"]
@@ -676,7 +675,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     url: Text | None = None
     """What keeps the tasks: `sqlite:///path`, `postgresql://host/database`, or `memory:`, which
     forgets them at the end. The default is an SQLite file in the data directory."""
-    domain: DomainName = ""
+    domain: str = ""
     """Which of several separate systems in one PostgreSQL database this is, such as `evals`. Each
     has its own dispatcher, projects, budgets and tokens. The default is one system."""
     process: bool | None = None

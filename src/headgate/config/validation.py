@@ -328,6 +328,7 @@ def _shown(text: str) -> str:
 MAX_NAMES = 10_000
 _SHOWN_CHARACTERS = 40
 MAX_NAME_LENGTH = 128
+DOMAIN = re.compile(r"[a-z][a-z0-9_]{0,29}")
 STORE_URLS = ("sqlite:///headgate.db", "postgresql://host/database", "memory:")
 _HOST = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?", re.ASCII)
 _ADDRESS = re.compile(rf"https?://{_HOST.pattern}", re.ASCII)
@@ -496,12 +497,14 @@ def _check_webhooks(webhooks: WebhookSettings) -> None:
 
 
 def _check_domain(store: StoreSettings) -> None:
-    scheme = (store.url or "").partition(":")[0].lower()
-    if store.domain and scheme not in ("postgresql", "postgres"):
-        problem = f"{store.domain!r} is a part of a PostgreSQL database"
-        raise InvalidSettingError(
-            "store.domain", f"{problem}; set store.url to one, or leave it out"
-        )
+    if not store.domain:
+        return
+    if not DOMAIN.fullmatch(store.domain):
+        problem = "has up to 30 small letters, digits and _, and begins with a letter"
+        raise InvalidSettingError("store.domain", problem)
+    if (store.url or "").partition(":")[0].lower() not in ("postgresql", "postgres"):
+        problem = "is a part of a PostgreSQL database; set store.url to one, or leave it out"
+        raise InvalidSettingError("store.domain", problem)
 
 
 def _check_url(section: str, url: str | None, known: tuple[str, ...]) -> None:
