@@ -1,8 +1,9 @@
 """A Redis with two replicas fails over again and again, and nothing that was granted is lost.
 
 Behind Sentinels and in a cluster, on Valkey and on the Redis of the system. The primary is killed;
-stands still, is replaced, and goes on as if nothing had been; is parted from everybody but clients;
-or is parted from the rest together with one replica, which goes on to confirm what it is told.
+is killed and back before it is replaced; stands still, is replaced, and goes on as if nothing had
+been; is parted from everybody but clients; or is parted from the rest together with one replica,
+which goes on to confirm what it is told.
 
 Callers insist on each call under its id. Each round is a session with a limit. What callers were
 granted there, to the micro-dollar, must never pass the limit and must be what the ledger has; each
@@ -40,6 +41,7 @@ BETWEEN_SECONDS = 0.5
 SPLIT_SECONDS = 1.5
 MOST_SECONDS = 120.0
 FULL_RATIO = 0.9
+DURABLE = ("--appendfsync", "always")
 LOOKED_AT_ONCE = 500
 
 
@@ -131,7 +133,7 @@ async def torture(service: Replicas, network: Network, *, failovers: int, seed: 
     return findings
 
 
-KINDS = ("killed", "stopped", "parted alone", "parted with a replica")
+KINDS = ("killed", "restarted", "stopped", "parted alone", "parted with a replica")
 
 
 async def _fail_over(
@@ -143,7 +145,7 @@ async def _fail_over(
     beside = source.choice([copy for copy in service.copies() if copy != port])
     began = time.monotonic()
     match kind:
-        case "killed":
+        case "killed" | "restarted":
             await asyncio.to_thread(server.kill)
         case "stopped":
             server.stand_still()
@@ -151,10 +153,11 @@ async def _fail_over(
             network.split({port})
         case _:
             network.split({port, beside})
-    await asyncio.to_thread(lambda: service.wait_for_primary(other_than=port))
-    await asyncio.sleep(SPLIT_SECONDS)
+    if kind != "restarted":
+        await asyncio.to_thread(lambda: service.wait_for_primary(other_than=port))
+        await asyncio.sleep(SPLIT_SECONDS)
     match kind:
-        case "killed":
+        case "killed" | "restarted":
             await asyncio.to_thread(server.start)
         case "stopped":
             server.go_on()
@@ -274,7 +277,7 @@ def run(options: argparse.Namespace) -> bool:
             print(f"\n{title}", flush=True)
             with (
                 running_network() as network,
-                running_replicas(topology, program, network=network) as service,
+                running_replicas(topology, program, *DURABLE, network=network) as service,
             ):
                 found = asyncio.run(
                     torture(service, network, failovers=options.failovers, seed=options.seed)

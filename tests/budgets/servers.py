@@ -459,7 +459,9 @@ class ClusterService(Replicas):
         ports = free_ports(10)
         for port, bus in zip(ports[:5], ports[5:], strict=True):
             settings = ("--cluster-enabled", "yes", "--cluster-node-timeout", "1000")
-            self._add(port, *settings, bus=bus).start()
+            # Replicas stay where they are, although the other shards have none.
+            stay = ("--cluster-migration-barrier", "9")
+            self._add(port, *settings, *stay, bus=bus).start()
         self.url = f"redis+cluster://{','.join(f'127.0.0.1:{port}' for port in ports[:5])}"
         self._slot = cast("int", ask(ports[0], "CLUSTER", "KEYSLOT", LEDGER_SLOT_KEY))
         first, second, third, *others = ports[:5]

@@ -389,9 +389,14 @@ class RedisServer:
         await self._follow()
         client = self._open_client()
         info = cast("dict[str, object]", await client.info("persistence"))
-        if info.get("aof_enabled") or await _setting(client, "save"):
+        if info.get("aof_enabled"):
             return
         problem = "Redis keeps this ledger in memory only, a restart forgets what was spent"
+        if await _setting(client, "save"):
+            if self._finder is None:
+                return
+            # Its replicas take over what it comes back with.
+            problem = "a primary that restarts before it is replaced has its last snapshot only"
         warnings.warn(f"{problem}; set appendonly yes", RedisPersistenceWarning, stacklevel=2)
 
 
