@@ -24,7 +24,7 @@ from budgets.servers import (
 from budgets.support import assert_ledger_is_right, usd
 from budgets.test_redis_server import Load, open_and_close
 from headgate.budgets.redis import RedisBudgetTracker
-from headgate.budgets.redis_server import parse_url
+from headgate.budgets.redis_server import RedisPersistenceWarning, parse_url
 from headgate.budgets.tracker import LedgerTracker
 from headgate.errors import (
     BudgetExceededError,
@@ -247,6 +247,24 @@ async def test_without_a_majority_of_sentinels_nothing_is_granted() -> None:
             await open_and_close(f"redis+sentinel://127.0.0.1:{first}/{SERVICE}/0")
         with pytest.raises(LedgerUnavailableError, match="watch no service of this name"):
             await open_and_close(service.url.replace(f"/{SERVICE}/", "/other/"))
+
+
+async def test_one_sentinel_that_knows_nothing_of_the_service_is_outvoted() -> None:
+    with running_replicas("sentinel") as service:
+        assert isinstance(service, SentinelService)
+        ask(next(iter(service.sentinels)), "SENTINEL", "REMOVE", SERVICE)
+        async with RedisBudgetTracker(service.url) as tracker:
+            await tracker.reserve(FLOW, "0.10")
+
+
+async def test_a_snapshot_alone_is_not_enough_for_a_primary_that_restarts(
+    replicas: Replicas,
+) -> None:
+    for copy in replicas.copies():
+        ask(copy, "CONFIG", "SET", "save", "3600 1")
+        ask(copy, "CONFIG", "SET", "appendonly", "no")
+    with pytest.warns(RedisPersistenceWarning, match="has its last snapshot only"):
+        await open_and_close(replicas.url)
 
 
 async def test_a_service_that_takes_writes_without_replicas_is_refused(replicas: Replicas) -> None:

@@ -274,6 +274,8 @@ class RedisServer:
         if not steps:
             # Nothing was written, and nothing granted.
             return packed
+        if cast("list[object]", role)[0] != b"master":
+            raise _UnconfirmedError("Redis has become a replica meanwhile")
         followers = cast("list[list[tuple[bytes, bytes, bytes]]]", role)[-1]
         up_to = [
             int(offset)
@@ -450,13 +452,17 @@ class SentinelFinder:
 
     async def find(self) -> Replicated:
         """Return the primary that most Sentinels name, and how many replicas are not down."""
-        opinions = await _heard([self._ask(client) for client in self._clients])
+        answers = await _heard([self._ask(client) for client in self._clients])
+        opinions = [answer for answer in answers if isinstance(answer, _Opinion)]
         total = max((opinion.sentinels for opinion in opinions), default=len(self._clients))
         majority = total // 2 + 1
         if len(self._clients) < majority:
             problem = f"the URL names {len(self._clients)} of {total} Sentinels"
             raise _unavailable(problem, f"name at least {majority}, or all of them")
         if len(opinions) < majority:
+            for answer in answers:
+                if isinstance(answer, LedgerUnavailableError):
+                    raise answer
             problem = f"{len(opinions)} of {total} Sentinels answer, and {majority} must"
             raise _unavailable(problem, "nothing was granted")
         named = Counter(opinion.primary for opinion in opinions if not opinion.is_down)
@@ -479,22 +485,20 @@ class SentinelFinder:
         for client in self._clients:
             await client.aclose()
 
-    async def _ask(self, client: Redis) -> _Opinion | None:
+    async def _ask(self, client: Redis) -> _Opinion | LedgerUnavailableError | None:
         pipeline = client.pipeline(transaction=False)
         pipeline.execute_command("SENTINEL", "MASTER", self._service)
         pipeline.execute_command("SENTINEL", "REPLICAS", self._service)
         try:
             answers = cast("list[object]", await pipeline.execute(raise_on_error=False))
         except AuthenticationError:
-            raise _unavailable(
-                "a Sentinel refuses the password", "write it as sentinel_password in the URL"
-            ) from None
+            return _unavailable("a Sentinel refuses the password", HOW_TO_WRITE_IT)
         except (RedisError, OSError):
             await client.connection_pool.disconnect(inuse_connections=False)
             return None
         for answer in answers:
             if isinstance(answer, Exception):
-                raise _of_sentinel(answer)
+                return _of_sentinel(answer)
         primary = _fields(cast("list[bytes]", answers[0]))
         replicas = [_fields(row) for row in cast("list[list[bytes]]", answers[1])]
         return _Opinion(
@@ -505,12 +509,15 @@ class SentinelFinder:
         )
 
 
+HOW_TO_WRITE_IT = "write it as sentinel_password in the URL"
+
+
 def _of_sentinel(error: Exception) -> LedgerUnavailableError:
     text = str(error)
     if "No such master" in text:
         return _unavailable("the Sentinels watch no service of this name", "see sentinel monitor")
     if "NOAUTH" in text or "Authentication" in text:
-        return _unavailable("a Sentinel asks for a password", "write it as sentinel_password")
+        return _unavailable("a Sentinel asks for a password", HOW_TO_WRITE_IT)
     return _unavailable("a Sentinel cannot be asked", f"nothing was granted ({text[:200]})")
 
 
