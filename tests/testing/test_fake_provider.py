@@ -17,8 +17,9 @@ import pytest
 from headgate.cli.fake_provider import MAX_LATENCY_MS, WINDOW_MINUTES, slot_settings
 from headgate.cli.main import run
 from headgate.errors import InvalidSettingError
+from headgate.providers.usage import reported_in
 from headgate.testing import FakeProvider, VirtualClock, fake_provider
-from headgate.testing.fake_provider import MAX_STEPS, FakeRequest
+from headgate.testing.fake_provider import MAX_STEPS, FakeRequest, FakeResponse
 from providers.trails import first_request
 
 QUOTA = "/api/monitor/usage/quota/limit"
@@ -214,3 +215,35 @@ async def test_a_request_for_a_stream_gets_one(path: str, events: int) -> None:
         lines = [line for line in answer.text.splitlines() if line.startswith("data: ")]
         assert len(lines) == events
         assert "Hi" in answer.text
+
+
+def post(fake: FakeProvider, path: str, body: bytes = b"{}", *, key: str = KEY) -> FakeResponse:
+    answer, _ = fake.respond(FakeRequest("POST", path, {"x-api-key": key}, body))
+    assert answer is not None
+    return answer
+
+
+def test_it_answers_responses_whole_and_as_a_stream_with_the_same_usage() -> None:
+    fake = FakeProvider(clock=VirtualClock())
+    whole = post(fake, "/v1/responses")
+    body = msgspec.json.decode(whole.body)
+    assert (whole.status, body["status"]) == (200, "completed")
+    assert body["output"][0]["content"][0]["text"] == "Hi"
+    assert "x-ratelimit-remaining-tokens" in whole.headers
+    stream = post(fake, "/v1/responses", b'{"stream": true}')
+    lines = stream.body.decode().splitlines()
+    events = [msgspec.json.decode(line[6:]) for line in lines if line.startswith("data: ")]
+    assert [one["sequence_number"] for one in events] == list(range(len(events)))
+    assert (events[0]["type"], events[-1]["type"]) == ("response.created", "response.completed")
+    assert events[-1]["response"] == body
+    assert reported_in(stream.body, stream.headers)[0] == reported_in(whole.body, whole.headers)[0]
+    fake.window(KEY).set_percent(100)
+    assert post(fake, "/v1/responses").status == 429
+
+
+def test_to_count_tokens_opens_no_window() -> None:
+    fake = FakeProvider(clock=VirtualClock(), key=KEY)
+    counted = post(fake, "/v1/messages/count_tokens")
+    assert (counted.status, msgspec.json.decode(counted.body)) == (200, {"input_tokens": 8})
+    assert fake.window(KEY).opened == 0
+    assert post(fake, "/v1/messages/count_tokens", key="another").status != 200

@@ -11,7 +11,7 @@ import asyncio
 import hmac
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
@@ -153,7 +153,8 @@ class FakeWindow:
 
 # How a fake provider words its responses: as z.ai does, as Anthropic and OpenAI do, and plainly.
 
-Dialect = Literal["zai", "anthropic", "openai", "plain"]
+Dialect = Literal["zai", "anthropic", "openai", "responses", "plain"]
+"""`responses` is OpenAI's second protocol, with the headers and refusals of the first."""
 
 TOKENS_PER_WINDOW = 1_000_000
 WEEK_SECONDS = 7 * 86_400.0
@@ -206,6 +207,8 @@ def completion_response(window: FakeWindow, dialect: Dialect, *, now: float) -> 
         usage = {"input_tokens": 8, "output_tokens": 1}
         message = {"type": "message", "role": "assistant", "content": content, "usage": usage}
         return json_response(message, headers=headers)
+    if dialect == "responses":
+        return json_response(_response("completed", [_said("completed")]), headers=headers)
     choice = {"index": 0, "message": {"role": "assistant", "content": "Hi"}}
     usage = {"prompt_tokens": 8, "completion_tokens": 1, "total_tokens": 9}
     return json_response({"choices": [choice], "usage": usage}, headers=headers)
@@ -225,7 +228,9 @@ def stream_response(window: FakeWindow, dialect: Dialect, *, now: float) -> Fake
             {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage},
             {"type": "message_stop"},
         ]
-        lines = [f"event: {one['type']}\ndata: {_json(one)}\n\n" for one in events]
+        lines = _named_events(events)
+    elif dialect == "responses":
+        lines = _named_events(_response_events())
     else:
         chunk = {"id": "chatcmpl-fake", "object": "chat.completion.chunk", "model": "fake"}
         said = {"index": 0, "delta": {"role": "assistant", "content": "Hi"}}
@@ -239,6 +244,60 @@ def stream_response(window: FakeWindow, dialect: Dialect, *, now: float) -> Fake
         lines = [*(f"data: {_json(one)}\n\n" for one in events), "data: [DONE]\n\n"]
     headers = {**limit_headers(window, dialect, now=now), "content-type": "text/event-stream"}
     return FakeResponse(body="".join(lines).encode(), headers=headers)
+
+
+def _named_events(events: Sequence[Mapping[str, object]]) -> list[str]:
+    return [f"event: {one['type']}\ndata: {_json(one)}\n\n" for one in events]
+
+
+def _response(status: str, output: list[dict[str, object]]) -> dict[str, object]:
+    """Return a response in OpenAI's second protocol; only a whole one tells its usage."""
+    usage = {
+        "input_tokens": 8,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 1,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 9,
+    }
+    return {
+        "id": "resp_fake",
+        "object": "response",
+        "created_at": 0,
+        "model": "fake",
+        "status": status,
+        "output": output,
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "usage": usage if output else None,
+    }
+
+
+def _said(status: str) -> dict[str, object]:
+    content = [_output_text("Hi")] if status == "completed" else []
+    message = {"type": "message", "id": "msg_fake", "role": "assistant"}
+    return {**message, "status": status, "content": content}
+
+
+def _output_text(text: str) -> dict[str, object]:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _response_events() -> list[dict[str, object]]:
+    begun, place = _response("in_progress", []), {"output_index": 0}
+    part = {**place, "item_id": "msg_fake", "content_index": 0}
+    events: list[dict[str, object]] = [
+        {"type": "response.created", "response": begun},
+        {"type": "response.in_progress", "response": begun},
+        {"type": "response.output_item.added", **place, "item": _said("in_progress")},
+        {"type": "response.content_part.added", **part, "part": _output_text("")},
+        {"type": "response.output_text.delta", **part, "delta": "Hi"},
+        {"type": "response.output_text.done", **part, "text": "Hi"},
+        {"type": "response.content_part.done", **part, "part": _output_text("Hi")},
+        {"type": "response.output_item.done", **place, "item": _said("completed")},
+        {"type": "response.completed", "response": _response("completed", [_said("completed")])},
+    ]
+    return [{**one, "sequence_number": number} for number, one in enumerate(events)]
 
 
 def _text_block(text: str, kind: str = "text") -> dict[str, str]:
@@ -260,7 +319,7 @@ def used_up_response(
     """Return the refusal of a key whose window is used up."""
     resets_at = now + WEEK_SECONDS if is_weekly else window.resets_at or now + window.seconds
     retry_after = {"retry-after": str(max(round(resets_at - now), 0))}
-    if dialect == "openai":
+    if dialect in ("openai", "responses"):
         error = {"code": "insufficient_quota", "message": message or "You exceeded your quota."}
         return json_response({"error": error}, status=_TOO_MANY)
     if dialect == "anthropic":
@@ -284,7 +343,7 @@ def limit_headers(window: FakeWindow, dialect: Dialect, *, now: float) -> dict[s
             "anthropic-ratelimit-tokens-remaining": left,
             "anthropic-ratelimit-tokens-reset": _rfc3339(now + 60),
         }
-    if dialect == "openai":
+    if dialect in ("openai", "responses"):
         seconds = max(round(resets_at - now), 0)
         return {
             "x-ratelimit-limit-tokens": str(TOKENS_PER_WINDOW),
@@ -405,7 +464,9 @@ REQUEST_PATHS: dict[str, Dialect] = {
     "/api/coding/paas/v4/chat/completions": "zai",
     "/v1/messages": "anthropic",
     "/v1/chat/completions": "openai",
+    "/v1/responses": "responses",
 }
+COUNT_PATH = "/v1/messages/count_tokens"
 
 
 def _wall_clock() -> float:
@@ -561,6 +622,9 @@ class FakeProvider:
             return self._controlled(request), 0.0
         self.seen.append(request)
         on, dialect = _endpoint_of(request)
+        if request.path == COUNT_PATH and request.method == "POST" and self._takes(request.key):
+            # To count opens no window and uses nothing.
+            return json_response({"input_tokens": 8}), self.latency_ms / 1_000
         if on is None:
             return error_response(404, f"there is nothing at {request.method} {request.path}"), 0.0
         if not self._takes(request.key):
