@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
@@ -81,7 +82,9 @@ def test_what_a_page_says_to_a_service_is_answered_as_it_shows(
         (tmp_path / name).write_text(body)
     settings = tmp_path / settings_name(page)
     settings.write_text(settings_of(page).replace(SHOWN_PORT, port))
-    monkeypatch.setenv("FAKE_KEY", "any-text")
+    for variable in re.findall(r'key_env = "(\w+)"', settings.read_text()):
+        # Each key has a window of its own at the fake provider.
+        monkeypatch.setenv(variable, f"any-text-{variable}")
     with (
         provider_of(page, port),
         running_service(tmp_path, "--config", str(settings)) as service,
