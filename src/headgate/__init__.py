@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from headgate.client.sdk_clients import async_anthropic as async_anthropic
     from headgate.client.sdk_clients import async_openai as async_openai
     from headgate.client.sdk_clients import openai as openai
+    from headgate.client.sdk_clients import spent as spent
     from headgate.client.sync_client import SyncClient
     from headgate.core.fair_share import BudgetManager
     from headgate.core.gates import GateClosure
@@ -83,7 +84,7 @@ __version__ = "0.1.0"
 
 # Loaded when first asked for, so that a command starts fast and a program loads what it uses. The
 # two that need a package of an extra are not in `__all__`: a star import must work without. Nor
-# are `openai` and `anthropic`, which would hide the packages of these names.
+# are `openai` and `anthropic`, which would hide the packages of these names, and `spent`.
 _MODULES = {
     "Agent": "headgate.core.snapshot",
     "AgentState": "headgate.core.snapshot",
@@ -125,6 +126,7 @@ _MODULES = {
     "current_scheduler": "headgate.inprocess.calls",
     "governed": "headgate.inprocess.calls",
     "openai": "headgate.client.sdk_clients",
+    "spent": "headgate.client.sdk_clients",
     "wrap": "headgate.inprocess.calls",
 }
 

@@ -370,16 +370,26 @@ class TooManyWaitingError(LimitReachedError):
 class PermitTimeoutError(LimitReachedError, TimeoutError):
     """There was no permit in time; nothing is queued any more.
 
-    `agents_most` is given where the agent itself had as many permits as it may have.
+    `agents_most` is given where the agent itself had as many permits as it may have, `concurrency`
+    where an SDK client was made with one, whose user knows of no resource.
     """
 
     def __init__(
-        self, resource: str, agent_id: str, timeout: float, *, agents_most: int | None = None
+        self,
+        resource: str,
+        agent_id: str,
+        timeout: float,
+        *,
+        agents_most: int | None = None,
+        concurrency: int | None = None,
     ) -> None:
         advice = "wait longer, or give the resource more permits"
         if agents_most is not None:
             advice = f"the agent has all {agents_most} that it may have; raise its capacity"
         line = f"{agent_id!r} got no permit of {resource!r} within {timeout:g} seconds"
+        if concurrency is not None:
+            line = f"no call slot became free within {timeout:g} s; concurrency = {concurrency}"
+            advice = "raise it or max_wait_seconds"
         super().__init__(f"{line}; {advice}")
         self.resource = resource
         self.agent_id = agent_id

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,11 +21,18 @@ import headgate
 from executors.endpoint import Seen, reply_json, running_endpoint
 from gateway.billing_upstream import TEXT as BILLED_TEXT
 from gateway.gateway_service import ENVIRON, GatewayService, gateway_service, usd
-from headgate import BudgetExceededError, LimitReachedError, LocalBudgetTracker
+from headgate import (
+    BudgetExceededError,
+    LimitReachedError,
+    LocalBudgetTracker,
+    connect_budget,
+)
 from headgate.errors import (
     BudgetMismatchError,
+    CallerError,
     InvalidFieldError,
     NotAllowedError,
+    PermitTimeoutError,
     RequestRefusedError,
     ServiceLimitError,
     ServiceUnavailableError,
@@ -269,6 +277,104 @@ def test_what_contradicts_itself_is_refused_at_once(options: dict[str, Any], fie
     with pytest.raises(InvalidFieldError) as refused:
         headgate.openai(**options)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"budget": 5}, "budget: is not an option of headgate.openai; did you mean budget_usd?"),
+        (
+            {"budget_usd": 5, "concurency": 8},
+            "concurency: is not an option of headgate.openai; did you mean concurrency?",
+        ),
+        (
+            {"budget_usd": 5, "timeouts": 8},
+            "timeouts: is not an option of headgate.openai; did you mean timeout?",
+        ),
+        ({"budget_usd": -1}, "budget_usd: must not be negative; write 0 or more dollars"),
+    ],
+)
+def test_a_wrong_option_is_answered_with_the_nearest_right_one(
+    options: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(InvalidFieldError) as refused:
+        headgate.openai(**options)
+    assert str(refused.value) == line
+
+
+async def test_a_client_says_what_it_has_spent(sdk: Sdk) -> None:
+    async with running_endpoint(reply_json(sdk.body)) as endpoint:
+        more = {"api_key": "k", "base_url": f"{endpoint.url}{sdk.base}", "prices": PRICES}
+        client = sdk.make(budget_usd=1, **more)
+        assert headgate.spent(client) == 0
+        await sdk.ask(client)
+        await sdk.ask(client)
+        assert headgate.spent(client) == Decimal(2 * COST).scaleb(-6)
+        await sdk.close(client)
+        assert headgate.spent(client) == Decimal(2 * COST).scaleb(-6)
+
+
+@pytest.mark.parametrize("client", [None, "text", object(), headgate])
+def test_only_a_client_with_a_budget_says_what_it_has_spent(client: object) -> None:
+    with pytest.raises(InvalidFieldError, match="client: has no budget; make it with"):
+        headgate.spent(client)
+
+
+async def test_a_model_without_a_price_is_answered_with_the_nearest_and_with_options() -> None:
+    client = headgate.async_openai(budget_usd=1, api_key="k")
+    with pytest.raises(CallerError) as refused:
+        await client.chat.completions.create(
+            model="gpt-4o-mni", messages=[{"role": "user", "content": "hi"}], max_tokens=5
+        )
+    assert str(refused.value) == (
+        "model 'gpt-4o-mni' has no known price; did you mean gpt-4o-mini? Otherwise give "
+        "prices=PriceList({'gpt-4o-mni': Price(input=…, output=…)}), or estimate_usd=…"
+    )
+    await client.close()
+
+
+async def test_no_free_call_slot_is_said_in_the_words_of_the_options() -> None:
+    release = asyncio.Event()
+
+    async def answer(request: httpx2.Request) -> httpx2.Response:
+        await release.wait()
+        return httpx2.Response(200, json=upstream.CHAT)
+
+    client = headgate.async_openai(
+        concurrency=1,
+        max_wait_seconds=0.2,
+        api_key="k",
+        transport=httpx2.MockTransport(answer),
+    )
+
+    def ask() -> Any:
+        return client.chat.completions.create(
+            model="gpt-4o", messages=[{"role": "user", "content": "hi"}], max_tokens=5
+        )
+
+    first = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    with pytest.raises(PermitTimeoutError) as refused:
+        await asyncio.create_task(ask())
+    line = "no call slot became free within 0.2 s; concurrency = 1; raise it or max_wait_seconds"
+    assert str(refused.value) == line
+    release.set()
+    await first
+    await client.close()
+
+
+async def test_another_limit_is_answered_with_the_whole_command(tmp_path: Path) -> None:
+    file = tmp_path / "budget.db"
+    async with connect_budget(f"sqlite:///{file}") as tracker:
+        await tracker.set_budget("session:sdk", 5)
+    client = headgate.async_openai(budget_usd=8, tracker=f"sqlite:///{file}", api_key="k")
+    with pytest.raises(BudgetMismatchError) as refused:
+        await client.chat.completions.create(
+            model="gpt-4o", messages=[{"role": "user", "content": "hi"}], max_tokens=5
+        )
+    command = f"headgate budget set session:sdk --limit-usd 8.00 --ledger {file}"
+    assert f"`{command}`" in str(refused.value)
+    await client.close()
 
 
 @pytest.mark.parametrize("name", ["openai", "anthropic"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from headgate.errors import InvalidSettingError
 from headgate.extras import naming_extras
+from headgate.redaction import hidden_address
 
 if TYPE_CHECKING:
     from headgate.budgets.tracker import LedgerTracker
@@ -93,6 +94,14 @@ SCHEMES = {
 """By the kind of a ledger, the schemes of its URLs."""
 
 EXAMPLES = {"redis": "redis://127.0.0.1:6379/0", "postgres": "postgresql://host/database"}
+
+
+def ledger_address(url: str) -> str:
+    """Return what `--ledger` of a command takes for a URL, without its password; empty for none."""
+    scheme = scheme_of(url)
+    if scheme in SCHEMES["local"]:
+        return ""
+    return str(sqlite_path(url)) if scheme in SCHEMES["sqlite"] else hidden_address(url)
 
 
 def scheme_of(url: str) -> str:

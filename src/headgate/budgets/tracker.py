@@ -506,10 +506,12 @@ class LedgerTracker:
         *,
         source: str = "the request",
         is_by_tenant: bool = False,
+        ledger: str = "",
     ) -> Limit:
         """Set the limits of a scope that has none; one that has others: BudgetMismatchError.
 
-        `source` says in that error who wants these. Returns what is in force, so what was given.
+        `source` says in that error who wants these, `ledger` where the budget command finds them.
+        Returns what is in force, so what was given.
         """
         limit = _limit(limit_usd, limit_tokens, window)
         wanted = msgspec.structs.replace(limit, is_by_tenant=is_by_tenant)
@@ -517,7 +519,7 @@ class LedgerTracker:
             raise InvalidSettingError("limit_usd", "give an amount, in dollars or in tokens")
         name = parse_scope(scope)
         in_force = await self.ledger.create_limit(name, wanted)
-        check_created(name, in_force=in_force, wanted=wanted, source=source)
+        check_created(name, in_force=in_force, wanted=wanted, source=source, ledger=ledger)
         return in_force
 
     async def reserve(

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from decimal import Decimal
+from difflib import get_close_matches
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import httpx2
 import msgspec
@@ -36,11 +40,11 @@ from headgate.inprocess.sdk.clients import (
     LIMITS,
     TIMEOUT,
     GovernorFields,
-    async_client,
-    sync_client,
+    governed_async_client,
+    governed_sync_client,
 )
 from headgate.inprocess.sdk.governed_call import let_pass
-from headgate.inprocess.sdk.governor import Name, given_name
+from headgate.inprocess.sdk.governor import Governor, Name, given_name
 
 if TYPE_CHECKING:
     from anthropic import Anthropic, AsyncAnthropic
@@ -75,8 +79,9 @@ def openai(
     `token` and `project_id` say there who calls. Other options are the fields of a `Governor`,
     such as `scope`, `tracker` and `prices`, and those of the SDK's constructor.
     """
-    made = _Options.of("openai", budget_usd, concurrency, server, options)
-    client: OpenAI = _sdk("openai").OpenAI(http_client=made.sync_http(), **made.constructor)
+    kind = _sdk("openai").OpenAI
+    made = _Options.of("openai", kind, budget_usd, concurrency, server, options)
+    client: OpenAI = made.remembered(kind(http_client=made.sync_http(), **made.constructor))
     return client
 
 
@@ -88,10 +93,9 @@ def async_openai(
     **options: Any,  # noqa: ANN401
 ) -> AsyncOpenAI:
     """Return an `openai.AsyncOpenAI` with the same options as `openai`."""
-    made = _Options.of("openai", budget_usd, concurrency, server, options)
-    client: AsyncOpenAI = _sdk("openai").AsyncOpenAI(
-        http_client=made.async_http(), **made.constructor
-    )
+    kind = _sdk("openai").AsyncOpenAI
+    made = _Options.of("openai", kind, budget_usd, concurrency, server, options)
+    client: AsyncOpenAI = made.remembered(kind(http_client=made.async_http(), **made.constructor))
     return client
 
 
@@ -103,10 +107,9 @@ def anthropic(
     **options: Any,  # noqa: ANN401
 ) -> Anthropic:
     """Return an `anthropic.Anthropic` with the same options as `openai`."""
-    made = _Options.of("anthropic", budget_usd, concurrency, server, options)
-    client: Anthropic = _sdk("anthropic").Anthropic(
-        http_client=made.sync_http(), **made.constructor
-    )
+    kind = _sdk("anthropic").Anthropic
+    made = _Options.of("anthropic", kind, budget_usd, concurrency, server, options)
+    client: Anthropic = made.remembered(kind(http_client=made.sync_http(), **made.constructor))
     return client
 
 
@@ -118,11 +121,33 @@ def async_anthropic(
     **options: Any,  # noqa: ANN401
 ) -> AsyncAnthropic:
     """Return an `anthropic.AsyncAnthropic` with the same options as `openai`."""
-    made = _Options.of("anthropic", budget_usd, concurrency, server, options)
-    client: AsyncAnthropic = _sdk("anthropic").AsyncAnthropic(
-        http_client=made.async_http(), **made.constructor
-    )
+    kind = _sdk("anthropic").AsyncAnthropic
+    made = _Options.of("anthropic", kind, budget_usd, concurrency, server, options)
+    http = made.async_http()
+    client: AsyncAnthropic = made.remembered(kind(http_client=http, **made.constructor))
     return client
+
+
+def spent(client: object) -> Decimal:
+    """Return what a client of these functions has spent, in dollars.
+
+    That is what its own calls were booked at. With `server` it is what the service has booked in
+    its budget, and the service is asked.
+    """
+    try:
+        source = _sources.get(client)
+    except TypeError:
+        source = None
+    if isinstance(source, _Service):
+        return source.spent()
+    if source is None or not source.has_budget:
+        problem = "has no budget; make it with headgate.openai(budget_usd=…) or the like"
+        raise InvalidFieldError("client", problem)
+    return Decimal(source.spent_micro_usd).scaleb(-6)
+
+
+_sources: WeakKeyDictionary[object, Governor | _Service] = WeakKeyDictionary()
+"""By client, what knows its money."""
 
 
 def _sdk(name: str) -> Any:  # noqa: ANN401 - a package that may be missing
@@ -144,7 +169,7 @@ def _sdk(name: str) -> Any:  # noqa: ANN401 - a package that may be missing
 class _Options(NamedTuple):
     """What was asked for: for the governed HTTP client, and for the constructor of the SDK."""
 
-    fields: GovernorFields
+    governor: Governor | None
     constructor: dict[str, Any]
     transport: Any
     service: _Service | None
@@ -153,6 +178,7 @@ class _Options(NamedTuple):
     def of(
         cls,
         sdk: str,
+        kind: Any,  # noqa: ANN401 - a class of an SDK
         budget_usd: Amount | None,
         concurrency: int | None,
         server: str | None,
@@ -161,6 +187,7 @@ class _Options(NamedTuple):
         if "http_client" in options:
             problem = "is what this function makes; give a transport, or use headgate.sdk"
             raise InvalidSettingError("http_client", problem)
+        _check_names(sdk, kind, options)
         transport = options.pop("transport", None)
         known = GovernorFields.__annotations__
         fields: Any = {name: options.pop(name) for name in known if name in options}
@@ -172,7 +199,7 @@ class _Options(NamedTuple):
             fields["scheduler"] = LoadScheduler(None, SharedResource(_CAPACITY, capacity))
         if server is not None:
             service = _Service.of(sdk, server, budget_usd, fields, options)
-            return cls(fields, options, transport, service)
+            return cls(_governor(fields, concurrency), options, transport, service)
         for name in ("token", "project_id"):
             if name in options:
                 raise InvalidSettingError(name, "is for a service; name one with server")
@@ -185,25 +212,52 @@ class _Options(NamedTuple):
         if fields.get("tracker") is not None:
             fields.setdefault("scope", SCOPE)
             fields.setdefault("ask_stream_usage", True)
-        return cls(fields, options, transport, None)
+        return cls(_governor(fields, concurrency), options, transport, None)
+
+    def remembered(self, client: Any) -> Any:  # noqa: ANN401 - a client of an SDK
+        """Return a client, and know from now on who knows its money."""
+        source = self.service or self.governor
+        if source is not None:
+            _sources[client] = source
+        return client
 
     def sync_http(self) -> httpx2.Client:
-        if self.service is None:
-            return sync_client(transport=self.transport, **self.fields)
+        if self.service is None and self.governor is not None:
+            return governed_sync_client(self.governor, self.transport)
         inner = self.transport or httpx2.HTTPTransport(limits=LIMITS)
-        transport = _ServiceTransport(inner, self.service)
-        if self.fields:
-            return sync_client(transport=transport, **self.fields)
+        transport = inner if self.service is None else _ServiceTransport(inner, self.service)
+        if self.governor is not None:
+            return governed_sync_client(self.governor, transport)
         return httpx2.Client(transport=transport, timeout=TIMEOUT, follow_redirects=True)
 
     def async_http(self) -> httpx2.AsyncClient:
-        if self.service is None:
-            return async_client(transport=self.transport, **self.fields)
+        if self.service is None and self.governor is not None:
+            return governed_async_client(self.governor, self.transport)
         inner = self.transport or httpx2.AsyncHTTPTransport(limits=LIMITS)
-        transport = _AsyncServiceTransport(inner, self.service)
-        if self.fields:
-            return async_client(transport=transport, **self.fields)
+        transport = inner if self.service is None else _AsyncServiceTransport(inner, self.service)
+        if self.governor is not None:
+            return governed_async_client(self.governor, transport)
         return httpx2.AsyncClient(transport=transport, timeout=TIMEOUT, follow_redirects=True)
+
+
+def _governor(fields: GovernorFields, concurrency: int | None) -> Governor | None:
+    if not fields:
+        return None
+    governor = Governor(**fields)
+    governor.concurrency = concurrency
+    return governor
+
+
+_OWN_NAMES = ("budget_usd", "concurrency", "server", "token", "project_id", "transport")
+
+
+def _check_names(sdk: str, kind: Any, options: Mapping[str, object]) -> None:  # noqa: ANN401
+    """Refuse an option that nobody knows, with the nearest one that somebody does."""
+    known = {*_OWN_NAMES, *GovernorFields.__annotations__, *signature(kind).parameters}
+    for name in options.keys() - known:
+        close = get_close_matches(name, known, n=1)
+        advice = f"did you mean {close[0]}?" if close else "leave it out"
+        raise InvalidSettingError(name, f"is not an option of headgate.{sdk}; {advice}")
 
 
 # Through a service: it has the keys, the prices and the ledger.
@@ -272,6 +326,18 @@ class _Service:
             if "scheduler" not in fields:
                 raise InvalidSettingError(name, "needs concurrency where there is a server")
         return service
+
+    def spent(self) -> Decimal:
+        """Ask the service what the budget of the calls has spent."""
+        if not isinstance(self._scope, str):
+            problem = "has no budget of its own; name one scope, or give budget_usd"
+            raise InvalidFieldError("client", problem)
+        if self._limit_usd is not None:
+            # The first call creates the budget, and there was none yet.
+            return Decimal(0)
+        with SyncClient(self.url, token=self.token) as client:
+            status = client.budget_status(self._scope)
+        return Decimal(status.spent_usd) + Decimal(status.overrun_usd)
 
     def headers(self) -> dict[str, str]:
         """Return what a call says of its budget."""

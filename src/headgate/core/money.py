@@ -138,7 +138,7 @@ def _to_micro_usd(amount: object, *, field: str, ceiling: MicroUsd) -> MicroUsd:
     if not dollars.is_finite():
         raise InvalidAmountError(field, "must be a finite amount; give dollars as a plain number")
     if dollars < 0:
-        raise InvalidAmountError(field, "must not be negative; to give money back, use release")
+        raise InvalidAmountError(field, "must not be negative; write 0 or more dollars")
     if dollars > ceiling // MICRO_PER_USD:
         problem = f"is more than {format_usd(ceiling)}; amounts are in dollars, not micro-dollars"
         raise InvalidAmountError(field, problem)

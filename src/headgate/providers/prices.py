@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
+from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
 from time import monotonic
@@ -55,6 +56,13 @@ class UnknownPriceError(CallerError):
         name = model[:MAX_MODEL_LENGTH]
         super().__init__(f"model {name!r} {problem}; {price_advice(name)}, or give an estimate")
         self.model = model
+        self.problem = problem
+
+    def with_advice(self, advice: str) -> str:
+        """Return the line for somebody who can follow this advice, after the nearest model."""
+        meant = nearest_model(self.model)
+        line = f"model {self.model[:MAX_MODEL_LENGTH]!r} {self.problem}"
+        return f"{line}; did you mean {meant}? Otherwise {advice}" if meant else f"{line}; {advice}"
 
 
 def price_advice(model: str) -> str:
@@ -492,6 +500,17 @@ def _found_in_list(name: str) -> ModelInfo | None:
         provider, _, rest = name.partition("/")
         found = _search(rest, provider_id=provider)
     return found
+
+
+_COMPARED_PROVIDERS = frozenset(("openai", "anthropic", "google"))
+
+
+def nearest_model(model: str) -> str:
+    """Return the published model whose name is nearest to a wrong one; empty if none is near."""
+    names = [one.id for provider in _providers() if provider.id in _COMPARED_PROVIDERS
+             for one in provider.models]  # fmt: skip
+    close = get_close_matches(model[:MAX_MODEL_LENGTH].lower(), names, n=1)
+    return close[0] if close else ""
 
 
 def _search(name: str, provider_id: str | None = None) -> ModelInfo | None:

@@ -27,7 +27,7 @@ from headgate.config import load_prices
 from headgate.core.estimates import MAX_KINDS, Kind
 from headgate.errors import InvalidAmountError, WorkflowError
 from headgate.executors.targets import is_free_program
-from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError
+from headgate.providers.prices import CHARACTERS_PER_TOKEN, UnknownPriceError, price_advice
 from headgate.providers.requests import ModelCall, read_call
 from headgate.storage.usage import KnownKind
 from headgate.workflow.config import PATHS
@@ -126,8 +126,8 @@ def _price(workflow: Workflow, call: ModelCall, work: ModelWork, *, is_limited: 
 
 
 def _unknown(error: UnknownPriceError) -> str:
-    advice = "to the settings, or config.prices to the file, or give the step an estimate with usd"
-    return f"{str(error).rpartition(',')[0]} {advice}"
+    where = "to the settings, or config.prices to the file, or give the step an estimate with usd"
+    return error.with_advice(f"{price_advice(error.model)} {where}")
 
 
 def _tokens(call: ModelCall, work: ModelWork) -> int:

@@ -94,7 +94,7 @@ async def test_a_budget_that_is_too_small_refuses_once_and_sends_nothing(sdk: Sd
 
 async def test_a_model_without_a_price_is_refused(sdk: Sdk) -> None:
     async with scene(whole(sdk.body)) as made:
-        with pytest.raises(UnknownPriceError, match=r'add \[prices\."house-model"\]'):
+        with pytest.raises(UnknownPriceError, match="give prices=PriceList"):
             await sdk.ask(made, retries=2, model="house-model")
         assert made.endpoint.seen == []
         assert await made.booked() == (0, 0)

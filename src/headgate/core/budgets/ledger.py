@@ -68,6 +68,7 @@ from headgate.core.money import (
     MicroUsd,
     Tokens,
     format_usd,
+    plain_usd,
 )
 from headgate.errors import (
     AdjustmentError,
@@ -463,10 +464,11 @@ def check_created(
     wanted: Limit,
     source: str = "the request",
     change: str = "",
+    ledger: str = "",
 ) -> None:
     """Refuse a limit that was to be created where another one is in force.
 
-    `change` is the command that would set it where the ledger is.
+    `change` is the command that would set it; without one it is made, for the ledger at an address.
     """
     ledgers_own = {"is_by_tenant": wanted.is_by_tenant, "counted_since": wanted.counted_since}
     if msgspec.structs.replace(in_force, **ledgers_own) != wanted:
@@ -475,8 +477,19 @@ def check_created(
             existing=limit_text(in_force),
             wanted=limit_text(wanted),
             source=source,
-            change=change or f"headgate budget set {scope or 'root'}",
+            change=change or _set_command(scope, wanted, ledger),
         )
+
+
+def _set_command(scope: Scope, limit: Limit, ledger: str) -> str:
+    parts = [f"headgate budget set {scope or 'root'}"]
+    if limit.limit_micro_usd is not None:
+        parts.append(f"--limit-usd {plain_usd(limit.limit_micro_usd)}")
+    if limit.limit_tokens is not None:
+        parts.append(f"--limit-tokens {limit.limit_tokens}")
+    if limit.window != NO_WINDOW:
+        parts.append(f"--window {format_window(limit.window)}")
+    return " ".join([*parts, f"--ledger {ledger}"] if ledger else parts)
 
 
 def charges_at(accounts: Iterable[Account], *, now: float) -> tuple[Charge, ...]:

@@ -73,7 +73,13 @@ def async_client(
     It belongs to the event loop of its scheduler. A `transport` of your own replaces the usual
     connections and proxies.
     """
-    governor = Governor(**fields)
+    return governed_async_client(Governor(**fields), transport)
+
+
+def governed_async_client(
+    governor: Governor, transport: httpx2.AsyncBaseTransport | None = None
+) -> httpx2.AsyncClient:
+    """Return a client whose calls a governor lets pass."""
     proxies = {} if transport is not None else proxies_of(getproxies())
     return httpx2.AsyncClient(
         transport=GovernedAsyncTransport(
@@ -104,7 +110,15 @@ def sync_client(
     that calls. Without one they are asked for on a loop that all such clients of the process share,
     and then nothing else may use their scheduler, and trackers are best given as URLs.
     """
-    governor = Governor(**fields)
+    return governed_sync_client(Governor(**fields), transport, loop)
+
+
+def governed_sync_client(
+    governor: Governor,
+    transport: httpx2.BaseTransport | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> httpx2.Client:
+    """Return a client whose calls a governor lets pass."""
     loop_thread = shared if loop is None else LoopThread(loop)
     proxies = {} if transport is not None else proxies_of(getproxies())
     return httpx2.Client(

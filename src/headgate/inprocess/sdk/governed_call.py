@@ -283,9 +283,19 @@ class GovernedCall:
             timeout=seconds,
             estimate=self._estimate,
         )
-        grant = await permit
+        try:
+            grant = await permit
+        except PermitTimeoutError as error:
+            raise self._without_permit(error) from None
         self._permit, self._held = permit, grant.held
         self._model = grant.model or self._model
+
+    def _without_permit(self, error: PermitTimeoutError) -> PermitTimeoutError:
+        """Return the error in the words of whoever made the client, and with the whole wait."""
+        seconds, concurrency = self._governor.max_wait_seconds, self._governor.concurrency
+        if seconds is None or concurrency is None:
+            return error
+        return PermitTimeoutError(error.resource, error.agent_id, seconds, concurrency=concurrency)
 
     async def _reserve_money(self, tracker: BudgetTracker, estimate: Estimate) -> None:
         scope, *also = self._scopes
@@ -318,6 +328,7 @@ class GovernedCall:
             if not self._held.is_given_back:
                 held = self._held
                 held.charge(_usd(held.micro_usd), tokens=held.tokens, is_assumed=True)
+                self._governor.spent_micro_usd += held.micro_usd
             return
         cost, is_assumed = self._cost(self._held, outcome)
         if cost.micro_usd == 0 and cost.tokens == 0:
@@ -325,6 +336,7 @@ class GovernedCall:
         else:
             usd = _usd(cost.micro_usd or 0)
             self._held.charge(usd, tokens=cost.tokens, is_assumed=is_assumed)
+            self._governor.spent_micro_usd += cost.micro_usd or 0
 
     def _cost(self, held: ActiveReservation, refusal: Outcome | None) -> tuple[Usage, bool]:
         """Return what a call is booked at, and whether some of that is only assumed."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import httpx2
 
-from headgate.budgets.connect import connect_budget
+from headgate.budgets.connect import connect_budget, ledger_address
 from headgate.budgets.tracker import (
     DEFAULT_LEASE_SECONDS,
     Amount,
@@ -31,7 +31,7 @@ from headgate.inprocess.scheduler import LoadScheduler
 from headgate.inprocess.sdk.governed_call import GovernedCall, Pauses, let_pass
 from headgate.providers import requests
 from headgate.providers.call_estimates import CallEstimates
-from headgate.providers.prices import PriceList, UnknownPriceError
+from headgate.providers.prices import MAX_MODEL_LENGTH, PriceList, UnknownPriceError
 from headgate.providers.requests import ModelCall, kind_of, read_call
 from headgate.providers.usage import CountedTokens
 
@@ -132,6 +132,10 @@ class Governor:
         self._cheaper = dict(cheaper or {})
         self._allow_other = allow_other
         self.tracker = None if tracker is None else SharedTracker(tracker, limit)
+        self.concurrency: int | None = None
+        """How many calls at once whoever made the client has asked for, if it was by number."""
+        self.spent_micro_usd = 0
+        """What its calls were booked at so far."""
 
     def is_governed(self, request: httpx2.Request) -> bool:
         """Say whether a request is a call to a model; refuse one that may cost anything else."""
@@ -242,6 +246,9 @@ class Governor:
         try:
             self.prices.cost(model, input_tokens=1, output_tokens=1)
         except UnknownPriceError as error:
+            price = "Price(input=…, output=…)"
+            advice = f"give prices=PriceList({{{model[:MAX_MODEL_LENGTH]!r}: {price}}})"
+            error.args = (error.with_advice(f"{advice}, or estimate_usd=…"),)
             return error
         return None
 
@@ -328,7 +335,9 @@ class SharedTracker:
     def __init__(self, tracker: BudgetTracker | str, limit: ScopeLimit | None = None) -> None:
         self._own: LedgerTracker | None = None
         self._limit = limit
+        self._address = ""
         if isinstance(tracker, str):
+            self._address = ledger_address(tracker)
             tracker = self._own = connect_budget(tracker)
         self._tracker: BudgetTracker = tracker
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -374,7 +383,9 @@ class SharedTracker:
             self.is_open = True
         limit, tracker = self._limit, self._tracker
         if limit is not None and isinstance(tracker, LedgerTracker):
-            await tracker.create_budget(limit.scope, limit.usd, source="budget_usd")
+            await tracker.create_budget(
+                limit.scope, limit.usd, source="budget_usd", ledger=self._address
+            )
             self._limit = None
 
     async def _close_unused(self) -> None:
