@@ -102,8 +102,8 @@ def test_a_refusal_ends_with_what_to_do(
     resets_at: float | None, *, may_clear: bool, advice: str
 ) -> None:
     line = str(exceeded(resets_at=resets_at, may_clear=may_clear))
-    beginning = "Budget exceeded: spent $1.0000 of $1.0000 limit"
-    details = "(scope session:s, $0.000001 reserved, $0.000001 requested)"
+    beginning = "Budget too small: $0.000001 needed, $0.00 left of $1.00"
+    details = "(scope session:s, $0.999999 spent, $0.000001 reserved)"
     assert line.startswith(f"{beginning} {details}; {advice}")
     assert "\n" not in line
 
@@ -112,7 +112,7 @@ def test_a_refusal_ends_with_what_to_do(
     ("requested", "text"), [(60_000_000, "$60.00"), (1_234_500, "$1.2345"), (10, "$0.00001")]
 )
 def test_a_refusal_names_amounts_exactly(requested: int, text: str) -> None:
-    assert f" {text} requested)" in str(exceeded(requested=requested))
+    assert f" {text} needed, " in str(exceeded(requested=requested))
 
 
 def exceeded_in(scope: str, unit: str = "micro_usd") -> BudgetExceededError:
@@ -158,5 +158,5 @@ def test_without_figures_a_full_ledger_says_what_to_do_as_well() -> None:
 
 
 def test_any_other_error_stays_as_it_is() -> None:
-    for line in ("it broke", "Budget exceeded: spent all", "x" * 5_000):
+    for line in ("it broke", "Budget too small: spent all", "x" * 5_000):
         assert without_figures(line, lambda _: False) == line

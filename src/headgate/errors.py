@@ -255,14 +255,17 @@ class BudgetExceededError(LimitReachedError):
         live: int = 0,
         is_overfull: bool = False,
     ) -> None:
-        used, most = _rounded(spent + overrun, unit), _rounded(limit, unit)
-        line = f"Budget exceeded: spent {used} of {most} limit"
-        details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
+        used, left = spent + overrun, max(0, limit - spent - overrun - reserved)
+        line = f"Budget too small: {_exact(requested, unit)} needed, {_exact(left, unit)} left"
+        line += f" of {_exact(limit, unit)}"
+        details = f"scope {scope or '(root)'}, {_exact(used, unit)} spent"
+        details += f", {_exact(reserved, unit)} reserved"
         self._advice = _advice(resets_at, may_clear=may_clear)
         if is_overfull:
-            line = f"Budget exceeded: no more than {most} can be reserved at once"
+            most = _exact(limit, unit)
+            line = f"Budget too small: no more than {most} can be reserved at once"
             self._advice = "settle or release what is reserved, then try again"
-        text = f"{line} ({details}, {_exact(requested, unit)} requested); {self._advice}"
+        text = f"{line} ({details}); {self._advice}"
         super().__init__(f"{first_of_kind(live, unit)} ({details})" if kind else text)
         self.scope = scope
         self.unit = unit
@@ -287,7 +290,10 @@ class BudgetExceededError(LimitReachedError):
 
 _RAISE = "raise the limit"
 _LONGEST_EXCEEDED = 2_000
-_EXCEEDED = re.compile(r"Budget exceeded: .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
+# Tasks keep the words that earlier versions wrote, too.
+_EXCEEDED = re.compile(
+    r"Budget (?:too small|exceeded): .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL
+)
 
 
 def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
@@ -306,7 +312,7 @@ def to_tenant(line: str) -> str:
 
 
 def _outline(scope: str, advice: str) -> str:
-    return f"Budget exceeded: the limit of scope {scope} has no room for it; {advice}"
+    return f"Budget too small: the limit of scope {scope} has no room for it; {advice}"
 
 
 def first_of_kind(live: int, unit: str) -> str:
@@ -314,10 +320,6 @@ def first_of_kind(live: int, unit: str) -> str:
     which = "first of its kind" if live == 1 else f"{live} of the first of its kind are in flight"
     key = "estimate_usd" if unit == "micro_usd" else "estimate_tokens"
     return f"{which}; set `{key}` on the target to run them in parallel"
-
-
-def _rounded(amount: int, unit: str) -> str:
-    return f"${amount / MICRO_PER_USD:.4f}" if unit == "micro_usd" else f"{amount} tokens"
 
 
 def _exact(amount: int, unit: str) -> str:
