@@ -219,6 +219,7 @@ steps:
   - id: case
     foreach: [a, b, c, d]
     command: ["sh", "-c", "echo old-{item} >> ran; touch began; sleep 60"]
+    cost_usd: 0.07
 """
     (commands.folder / "slow.yaml").write_text(text)
     process = commands.start_run("slow.yaml")
@@ -232,6 +233,9 @@ steps:
     done = commands.run("slow.yaml", "--resume", "last")
     assert done.code == 0, done.stderr
     assert sorted(ran(commands)) == ["new-a", "new-b", "new-c", "new-d", "old-a"]
+    assert "1 step was cut off and begins anew; $0.07 is booked as assumed\n" in done.stderr
+    assert "lost node" not in done.stderr
+    assert "service was killed" not in done.stderr
 
 
 def test_changed_is_for_a_resume_with_a_file(commands: Commands) -> None:

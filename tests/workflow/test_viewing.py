@@ -187,6 +187,55 @@ def test_what_ran_when_its_process_was_lost_is_shown_as_such(tmp_path: Path) -> 
     assert [money.spent_micro_usd for money in killed.report.money] == [50_000]
 
 
+WAITING = b"""\
+config: {budget_usd: 0.10, concurrency: 2}
+steps:
+  - id: case
+    foreach: [1, 2]
+    command: ["sleep", "60"]
+    cost_usd: 0.07
+"""
+
+
+def test_a_queued_step_says_what_it_waits_for_and_money_in_flight_is_shown(
+    tmp_path: Path,
+) -> None:
+    run = begun(tmp_path, WAITING)
+
+    async def main() -> None:
+        backend = local_backend(run, run.workflow, RunOptions(data=tmp_path), ENVIRON)
+        has_begun = asyncio.Event()
+        listen = backend.listen
+
+        def listened(listener: TaskListener) -> None:
+            def hear(task: StepTask) -> None:
+                listener(task)
+                if task.state is TaskState.RUNNING:
+                    has_begun.set()
+
+            listen(hear)
+
+        backend.listen = listened  # type: ignore[method-assign]
+        conductor = Conductor(run, backend)
+        carrying = asyncio.create_task(conductor.run())
+        await has_begun.wait()
+        shown = show_run(tmp_path, run.id)
+        assert [(row.state, row.why) for row in shown.rows] == [
+            (StepState.RUNNING, ""),
+            (
+                StepState.QUEUED,
+                "workflow:mixed has $0.03 left; steps that run have reserved $0.07",
+            ),
+        ]
+        assert [money.reserved_micro_usd for money in shown.report.money] == [70_000]
+        conductor.interrupt()
+        conductor.interrupt()
+        await carrying
+
+    with run.held():
+        asyncio.run(main())
+
+
 def test_a_run_that_is_driven_now_is_shown_as_running(tmp_path: Path) -> None:
     run = begun(tmp_path, MIXED)
     with run.held():

@@ -436,8 +436,22 @@ class LogStream(io.BytesIO):
     def write(self, content: Any, /) -> int:  # noqa: ANN401 - whatever is bytes
         """Tell what comes, without colours or the end of its line."""
         data = bytes(content)
-        self._progress.tell(data.decode(errors="replace").rstrip("\n"))
+        line = data.decode(errors="replace").rstrip("\n")
+        if not any(event in line for event in _TOLD_OTHERWISE):
+            self._progress.tell(line)
         return len(data)
+
+
+_TOLD_OTHERWISE = ("recovered tasks of a lost node", "of commands whose service was killed")
+"""Events of a service, which a run that was killed tells in its own words."""
+
+
+def cut_off_text(steps: int, micro_usd: int) -> str:
+    """Say what becomes of steps that ran when their process was killed."""
+    booked = f"; {format_usd(micro_usd)} is booked as assumed" if micro_usd else ""
+    if steps == 1:
+        return f"1 step was cut off and begins anew{booked}"
+    return f"{steps:,} steps were cut off and begin anew{booked}"
 
 
 def beginning_text(report: RunReport, folder: Path) -> str:

@@ -42,6 +42,7 @@ from headgate.cli.run_progress import (
     LogStream,
     Progress,
     count_of,
+    cut_off_text,
     ending_text,
     followed,
     print_end,
@@ -462,6 +463,8 @@ async def _conducted(
 ) -> int:
     def begin() -> None:
         progress.begin(conductor.report(), run.path)
+        if isinstance(backend, LocalBackend) and backend.cut_off:
+            progress.tell(cut_off_text(backend.cut_off, backend.cut_off_micro_usd))
         if metrics is not None and metrics.address is not None:
             progress.tell(f"metrics at {metrics.address}")
 

@@ -252,6 +252,9 @@ class LocalBackend:
         self._asked_at = store.now()
         self.unbooked_micro_usd = 0
         """What the ledger had not recorded when everything was closed; a resume records it."""
+        self.cut_off = 0
+        """How many steps ran when an earlier process of the run was killed."""
+        self.cut_off_micro_usd = 0
         self._money: list[Money] = [
             Money(
                 scope=one.scope,
@@ -420,6 +423,9 @@ class LocalBackend:
         while True:
             page = await self._store.find(TaskQuery(states=_LIVE, before=before, limit=PAGE))
             for record in page.records:
+                if record.task.status is TaskStatus.RUNNING:
+                    self.cut_off += 1
+                    self.cut_off_micro_usd += record.progress.reserved_micro_usd
                 if self._is_void(record):
                     # Before anything is decided, so that no work of an earlier file starts.
                     await self._store.cancel(record.task.id, node_id=self._engine.node.node_id)

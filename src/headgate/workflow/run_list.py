@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headgate.core.money import format_usd
 from headgate.errors import HeadgateError, InvalidSettingError, StoreError
 from headgate.workflow.backend import Amounts, Money, StepTask, TaskState, keep_newest
 from headgate.workflow.costs import limits_dollars
@@ -364,11 +365,17 @@ class _View:
         """Return runs of steps one by one, in the order of the file."""
         return tuple(
             [
-                self._reporter.row(number, self._latest.get(number), self._whys.get(number, ""))
+                self._reporter.row(number, self._latest.get(number), self._why(number))
                 for number in range(self._progress.total)
                 if every or self._progress.run_state(number) is not StepRunState.DONE
             ]
         )
+
+    def _why(self, number: int) -> str:
+        live = self._live.get(number)
+        if live is not None and live.task.state is TaskState.QUEUED:
+            return self._why_queued(live.task)
+        return self._whys.get(number, "")
 
     def _tally_ended(self, task: StepTask) -> None:
         if task.state.has_ended:
@@ -440,14 +447,33 @@ class _View:
         own = record.scopes[-1]
         live = [one.task for one in self._live.values()]
         spent = sum(summary.micro_usd for summary in self._tally.summaries(live, 0.0))
+        # What a process has reserved that was killed is booked by a resume.
+        is_live = self._state is RunState.RUNNING
+        balance = self._recorded.balance(own.scope, time.time()) if is_live else None
         return (
             Money(
                 scope=own.scope,
                 spent_micro_usd=spent,
-                reserved_micro_usd=0,
+                reserved_micro_usd=0 if balance is None else balance.reserved_micro_usd,
                 limit_micro_usd=own.micro_usd,
             ),
         )
+
+    def _why_queued(self, task: StepTask) -> str:
+        """Say what a step waits for that another process drives, as far as its folder tells."""
+        record = self._run.record
+        if record.server is not None:
+            return f"headgate why {task.task_id} says why"
+        running = sum(one.task.state is TaskState.RUNNING for one in self._live.values())
+        most = record.concurrency or self._run.workflow.concurrency
+        if running >= most:
+            return f"{running:,} of {most:,} steps run; concurrency = {most:,}"
+        for one in self._money():
+            if one.limit_micro_usd is not None and one.reserved_micro_usd:
+                left = one.limit_micro_usd - one.spent_micro_usd - one.reserved_micro_usd
+                reserved = f"steps that run have reserved {format_usd(one.reserved_micro_usd)}"
+                return f"{one.scope} has {format_usd(max(0, left))} left; {reserved}"
+        return "others go first" if running else "it starts soon"
 
     async def _results(self, tasks: Sequence[StepTask]) -> list[Any]:
         return self._recorded.results(tasks)

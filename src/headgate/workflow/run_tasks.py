@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headgate.core.budgets.ledger import Balance
+from headgate.core.budgets.scopes import Scope
 from headgate.errors import HeadgateError, StoreError
-from headgate.storage import queries
+from headgate.storage import ledger, queries
 from headgate.storage.sqlite import ReadOnlyReader, SqliteReader
 from headgate.storage.store import TaskQuery
 from headgate.storage.transaction import Transaction
@@ -38,6 +40,9 @@ class RecordedTasks(Protocol):
     def results(self, tasks: Sequence[StepTask]) -> list[Any]:
         """Return the results of tasks that are done, in their order."""
 
+    def balance(self, scope: str, now: float) -> Balance | None:
+        """Return what a scope of the run's own ledger has spent and holds; None if not known."""
+
 
 class NoTasks:
     """A run that has not even begun."""
@@ -49,6 +54,10 @@ class NoTasks:
     def results(self, tasks: Sequence[StepTask]) -> list[Any]:
         """Return nothing."""
         return [None] * len(tasks)
+
+    def balance(self, scope: str, now: float) -> Balance | None:  # noqa: ARG002
+        """Return nothing."""
+        return None
 
 
 class StoredTasks:
@@ -74,6 +83,10 @@ class StoredTasks:
         names = [task.task_id for task in tasks]
         found = queries.results(self._transaction, task_ids=names)
         return [result_value(found.get(name)) for name in names]
+
+    def balance(self, scope: str, now: float) -> Balance | None:
+        """Return what a scope has spent and holds."""
+        return ledger.accounts(self._transaction, Scope(scope), now, most=1)[0].balance
 
 
 class JournalTasks:
@@ -109,6 +122,10 @@ class JournalTasks:
                 entry = _entry(file.read(size), self._path)
                 found.append(result_value(entry.result if isinstance(entry, Ended) else None))
         return found
+
+    def balance(self, scope: str, now: float) -> Balance | None:  # noqa: ARG002
+        """Return nothing: the service has the ledger."""
+        return None
 
     def _note(self, entry: Entry, offset: int, size: int) -> None:
         match entry:
