@@ -9,6 +9,7 @@ import pytest
 
 from cli.said import in_zone
 from headgate.api.schema.tasks import ReasonBody, WhyBody
+from headgate.cli.main import run
 from headgate.cli.submit_lines import SAID_AFTER_SECONDS, WaitReasons
 from headgate.core.task import TaskStatus
 from headgate.errors import NotAllowedError, ServiceUnavailableError
@@ -117,3 +118,9 @@ def test_a_task_without_reasons_says_nothing() -> None:
     stage.look()
     stage.look()
     assert stage.said == []
+
+
+def test_a_step_of_a_run_is_explained_where_runs_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "case[1]"]) == 2
+    line = "headgate: ID: is a step of a run; headgate runs show last says why its steps wait\n"
+    assert capsys.readouterr().err == line

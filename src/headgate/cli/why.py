@@ -11,6 +11,7 @@ from headgate.cli.connection import Connection, connect, connection_options, jso
 from headgate.cli.output import clock_time, from_now, length_of, print_json, with_local_times
 from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
+from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from headgate.api.schema.calls import CallWhyBody
@@ -39,6 +40,9 @@ def why(*, task_id: str | None, connection: Connection, as_json: bool) -> None:
     The reason that lasts longest comes first: a pause or a used-up budget before a busy agent. The
     id of a call begins with call-.
     """
+    if task_id is not None and "[" in task_id:
+        problem = "is a step of a run; headgate runs show last says why its steps wait"
+        raise InvalidSettingError("ID", problem)
     with connect(connection) as client:
         if task_id is None:
             _print_waiting(client, as_json=as_json)
