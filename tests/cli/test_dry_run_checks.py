@@ -85,6 +85,7 @@ config: {budgt_usd: 1, concurency: 2}
 steps:
   - {id: one, comand: [echo]}
   - {id: two, command: [echo], retries: many, timout: 3}
+  - {id: three, command: 7, weight: heavy, priority: low}
 """
 
 
@@ -94,12 +95,17 @@ def test_everything_that_is_wrong_with_a_file_is_said_at_once(
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text(SEVERAL)
     assert run_headgate(["run", "a.yaml", "--data", "data"]) == 2
-    said = [line.partition(" is not")[0] for line in capsys.readouterr().err.splitlines()]
+    lines = capsys.readouterr().err.splitlines()
+    said = [line.partition(" is not")[0].partition(" must be")[0] for line in lines]
     assert said == [
         "headgate: a.yaml:2: config.budgt_usd:",
         "headgate: a.yaml:2: config.concurency:",
         "headgate: a.yaml:4: steps[0].comand:",
         "headgate: a.yaml:5: steps[1].timout:",
+        "headgate: a.yaml:5: steps[1].retries:",
+        "headgate: a.yaml:6: steps[2].command:",
+        "headgate: a.yaml:6: steps[2].priority:",
+        "headgate: a.yaml:6: steps[2].weight:",
     ]
 
 

@@ -16,7 +16,13 @@ from headgate.errors import InvalidScopeError
 from headgate.providers.prices import MAX_MODEL_LENGTH, Price
 from headgate.workflow.placeholders import EnvPlaceholder, Text
 from headgate.workflow.workflow import CONCURRENCY, BudgetScope, Endpoint, Estimate
-from headgate.workflow.yaml_document import Value, only_variables, read_headers, read_url
+from headgate.workflow.yaml_document import (
+    Problems,
+    Value,
+    only_variables,
+    read_headers,
+    read_url,
+)
 
 # The terms of a step, such as priority and timeout, and the defaults, which have them, too.
 #
@@ -91,7 +97,13 @@ TERMS: dict[str, tuple[str, Callable[[Value], Any]]] = {
 
 def read_terms(fields: Mapping[str, Value]) -> dict[str, Any]:
     """Read those terms that are there, as fields of a step."""
-    return {field: read(fields[key]) for key, (field, read) in TERMS.items() if key in fields}
+    errors, found = Problems(), dict[str, Any]()
+    for key, (field, read) in TERMS.items():
+        if key in fields:
+            with errors.collected():
+                found[field] = read(fields[key])
+    errors.check()
+    return found
 
 
 # Endpoints: where models are asked, those of the file and those that are always there.

@@ -229,21 +229,39 @@ def read_id(value: Value) -> str:
 
 
 def _step(value: Value, config: Config, folder: Path) -> ReadStep:
-    fields = value.fields(_ALL_KEYS, "a step")
+    errors, texts = Problems(), TextReader()
+    with errors.collected():
+        value.fields(_ALL_KEYS, "a step")
+    if not value.is_object:
+        errors.check()
+    fields = value.entries("a step")
+    # A key that is misspelt is what the step would miss: nobody is told of that twice.
+    is_misspelt = errors.has_any
+    parts: dict[str, Callable[[], Any]] = {
+        "depends_on": lambda: _parents(fields),
+        "foreach": lambda: _foreach(fields["foreach"], folder) if "foreach" in fields else None,
+        "when": lambda: texts.condition(fields["when"]) if "when" in fields else None,
+        "labels": lambda: _labels(fields["labels"]) if "labels" in fields else {},
+    }
+    if not is_misspelt:
+        parts["id"] = lambda: _own_id(value, fields)
+        parts["work"] = lambda: read_work(
+            value, fields, texts, defaults=config.defaults, endpoints=config.endpoints
+        )
+    read: dict[str, Any] = {}
+    for name, reader in parts.items():
+        with errors.collected():
+            read[name] = reader()
+    with errors.collected():
+        read |= _terms(fields, config)
+    errors.check()
+    return ReadStep(step=Step(line=value.line, **read), value=value, fields=fields, texts=texts)
+
+
+def _own_id(value: Value, fields: Mapping[str, Value]) -> str:
     if "id" not in fields:
         value.refuse("has no id; write one")
-    texts = TextReader()
-    step = Step(
-        id=read_id(fields["id"]),
-        line=value.line,
-        work=read_work(value, fields, texts, defaults=config.defaults, endpoints=config.endpoints),
-        depends_on=_parents(fields),
-        foreach=_foreach(fields["foreach"], folder) if "foreach" in fields else None,
-        when=texts.condition(fields["when"]) if "when" in fields else None,
-        labels=_labels(fields["labels"]) if "labels" in fields else {},
-        **_terms(fields, config),
-    )
-    return ReadStep(step=step, value=value, fields=fields, texts=texts)
+    return read_id(fields["id"])
 
 
 def _terms(fields: dict[str, Value], config: Config) -> dict[str, Any]:

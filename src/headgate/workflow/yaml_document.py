@@ -380,6 +380,11 @@ class Problems:
         except WorkflowError as error:
             self._found += [error, *error.others]
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anything was found."""
+        return bool(self._found)
+
     def check(self) -> None:
         """Raise what was collected, in the order of the file: one error with all the others."""
         if not self._found:
