@@ -33,7 +33,14 @@ from headgate.workflow.expansion import (
     ordered,
 )
 from headgate.workflow.parser import read_workflow
-from headgate.workflow.run_folder import WORKFLOW, Run, digests_of, kept_in, write_file
+from headgate.workflow.run_folder import (
+    WORKFLOW,
+    Run,
+    digests_of,
+    kept_in,
+    sync_directory,
+    write_file,
+)
 from headgate.workflow.run_record import FORMAT, FirstGenerations, Revision
 from headgate.workflow.run_tasks import recorded_tasks
 from headgate.workflow.step_requests import fields_read
@@ -67,6 +74,7 @@ def revise(run: Run, source: Path, text: bytes, *, changed: OnChanged | None, no
         rerun = after if done and changed == "rerun" else ()
         final = run.path / f"revision-{len(run.record.revisions) + 1}"
         shutil.rmtree(final, ignore_errors=True)
+        sync_directory(folder)
         folder.rename(final)
     digests = digests_of(final.iterdir())
     run.change(

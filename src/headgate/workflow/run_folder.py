@@ -285,7 +285,7 @@ def _named(runs: Path, unfinished: Path, record: RunRecord) -> tuple[Path, RunRe
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
         else:
-            _sync(runs)
+            sync_directory(runs)
             return runs / record.id, record
     problem = f"{runs} has runs of all ids that were drawn; try again"
     raise StoreError(problem)
@@ -341,14 +341,15 @@ def replace_file(path: Path, content: bytes) -> None:
     fresh.unlink(missing_ok=True)
     write_file(fresh, content)
     fresh.replace(path)
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
 def _new_file(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _ONLY_THE_OWNER), "wb")
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Have the names in a directory on disk before this returns."""
     opened = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(opened)
