@@ -534,3 +534,61 @@ def test_looking_whether_a_directory_is_held_does_not_change_it(tmp_path: Path) 
     with hold_directory(tmp_path):
         assert is_held(tmp_path)
     assert not is_held(tmp_path)
+
+
+def test_a_budget_of_the_file_is_deleted_beside_it_and_reset(
+    headgate: Command, service: ServiceProcess, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_URL", service.address)
+    config = ("config", "show", "--config", folder / "headgate.toml", "--json")
+    key = 'budgets."project:evals".limit_usd'
+    assert json.loads(headgate(*config).out)[key]["value"] == "5"
+    at = ("--url", service.address)
+    deleted = headgate("budget", "delete", "project:evals", *at)
+    assert deleted.out.splitlines()[1] == (
+        "The settings file has $5.00; this overrides it. "
+        "headgate budget reset project:evals brings it back"
+    )
+    assert headgate("budget", "list", *at).out == ""
+    assert json.loads(headgate(*config).out)[key] == {"value": None, "origin": "override of 5"}
+    reset = headgate("budget", "reset", "project:evals", *at)
+    assert reset.out == (
+        "Reset budget project:evals: the settings file gives it $5.00, at " + service.address + "\n"
+    )
+    assert "$5.00" in headgate("budget", "list", *at).out
+
+
+def test_a_raised_limit_keeps_its_window(headgate: Command, service: ServiceProcess) -> None:
+    at = ("--url", service.address)
+    given = ("--limit-usd", "6", "--window", "day")
+    assert headgate("budget", "set", "project:evals", *given, *at).code == 0
+    raised = headgate("budget", "set", "project:evals", "--limit-usd", "7", *at)
+    assert raised.out.splitlines() == [
+        f"Set budget project:evals to $7.00, counted by the day, at {service.address}",
+        "Before: $6.00, counted by the day",
+    ]
+    headgate("budget", "reset", "project:evals", *at)
+
+
+def test_a_raised_limit_keeps_the_window_that_a_client_set(
+    headgate: Command, service: ServiceProcess
+) -> None:
+    with SyncClient(service.address) as client:
+        client.create_budget("session:own", limit_usd="1", limit_tokens=9, window="week")
+    raised = headgate("budget", "set", "session:own", "--limit-usd", "2", "--url", service.address)
+    assert raised.out.startswith("Set budget session:own to $2.00 and 9 tokens, counted by the w")
+
+
+def test_a_budget_of_a_project_that_does_not_exist_is_set_with_a_warning(
+    headgate: Command, service: ServiceProcess
+) -> None:
+    at = ("--url", service.address)
+    warning = (
+        "headgate: warning: there is no project 'eval', so this budget limits nothing; "
+        "did you mean evals?\n"
+    )
+    said = headgate("budget", "set", "project:eval", "--limit-usd", "5", *at)
+    assert (said.code, said.err) == (0, warning)
+    assert headgate("budget", "delete", "project:eval", *at).code == 0
+    said = headgate("budget", "status", "project:eval", *at)
+    assert (said.code, said.err) == (0, warning)

@@ -329,10 +329,38 @@ def test_set_replaces_the_limits_of_a_scope_and_says_where(
         "Set budget project:web to $20.00 and 1,000 tokens, counted over any 24 hours, "
         f"in {ledger}\n"
     )
-    assert run(["budget", "set", "project:web", "--limit-usd", "30", "--json"]) == 0
+    assert run(["budget", "set", "project:web", "--limit-usd", "30"]) == 0
+    words = "1,000 tokens, counted over any 24 hours"
+    assert capsys.readouterr().out.splitlines() == [
+        f"Set budget project:web to $30.00 and {words}, in {ledger}",
+        f"Before: $20.00 and {words}",
+    ]
+    given = ["--limit-tokens", "none", "--window", "none"]
+    assert run(["budget", "set", "project:web", *given, "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["limitUsd"], status["window"]) == ("30.00", "none")
     assert "limitTokens" not in status
+
+
+def test_a_new_window_says_what_counts_in_it(
+    data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(data_home / "headgate" / "budget.db", an_evaluation)
+    assert run(["budget", "set", "--session", "eval-2026-04-12", "--window", "day"]) == 0
+    _, before, counted = capsys.readouterr().out.splitlines()
+    assert before == "Before: $50.00"
+    assert counted == "Counted in it so far: $32.40"
+
+
+def test_a_scope_that_nothing_is_known_of_may_be_a_typing_error(
+    data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare(data_home / "headgate" / "budget.db", an_evaluation)
+    assert run(["budget", "status", "--session", "eval-2026-04-13"]) == 0
+    assert capsys.readouterr().err == (
+        "headgate: warning: nothing was charged to session:eval-2026-04-13, and it has no "
+        "budget; did you mean session:eval-2026-04-12?\n"
+    )
 
 
 def test_a_budget_is_listed_and_deleted(
@@ -512,9 +540,12 @@ BAD: list[tuple[list[str], str]] = [
     (["status", "session:s", "--session", "s"], "scope: give a scope or --session, not both"),
     (["status", "nonsense"], "scope: 'nonsense' is not a part"),
     (["set", "--limit-usd", "1"], "scope: name one, or root"),
-    (["set", "root", "--limit-usd", "free"], "limit_usd: 'free' is not an amount"),
-    (["set", "root", "--limit-usd", "-1"], "limit_usd: must not be negative"),
+    (["set", "root", "--limit-usd", "free"], "--limit-usd: 'free' is not an amount"),
+    (["set", "root", "--limit-usd", "-1"], "--limit-usd: must not be negative"),
     (["set", "root"], "limit: give --limit-usd"),
+    (["set", "root", "--window", "day"], "limit: give --limit-usd"),
+    (["set", "root", "--limit-tokens", "few"], "--limit-tokens: 'few' is not a whole number"),
+    (["remove", "root"], "there is no command remove; did you mean delete?"),
     (["extend", "call-1"], "--for is missing"),
     (["set", "root", "--limit-usd", "1", "--window", "year"], "window: 'year' is no window"),
     (["set", "root", "--limit-usd", "1", "--window", "day@Mars/X"], "window: 'Mars/X' is not a"),

@@ -43,7 +43,7 @@ from headgate.api.schema.admin import (
 )
 from headgate.api.slots import OPENED, closures_by_name, known_closures, shown_closures
 from headgate.api.submission import check_unknown, excerpt, read_body
-from headgate.budgets.status import has_limit
+from headgate.budgets.status import ScopeStatus, has_limit
 from headgate.config import AgentSettings, budgets
 from headgate.config.budget_limits import ROOT_NAME
 from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
@@ -321,8 +321,24 @@ async def change_budget(api: Api, request: Request, _: str) -> Response:
     given = request.query()
     check_unknown(given, BUDGET_QUERY)
     body = read_body(await request.json_body(), BudgetPatchBody)
-    await patch(api, request, "budgets", _read_scope(given) or ROOT_NAME, body)
+    scope = _read_scope(given)
+    if not body.reset and scope not in budgets(api.config.settings):
+        body = _with_kept(body, await api.tracker.own_status(scope))
+    await patch(api, request, "budgets", scope or ROOT_NAME, body)
     return await list_budgets(api, request, "")
+
+
+def _with_kept(body: BudgetPatchBody, status: ScopeStatus) -> BudgetPatchBody:
+    """Return a change of a budget that a client has made, beside the settings, as a whole one."""
+    if not has_limit(status):
+        return body
+    kept = {
+        "limit_usd": _usd(status.limit_micro_usd),
+        "limit_tokens": status.limit_tokens,
+        "window": status.window,
+    }
+    left_out = {key: one for key, one in kept.items() if getattr(body, key) is msgspec.UNSET}
+    return msgspec.structs.replace(body, **left_out)
 
 
 async def delete_budget(api: Api, request: Request, _: str) -> Response:

@@ -11,9 +11,10 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -40,8 +41,8 @@ from headgate.cli.output import (
     unknown_name,
 )
 from headgate.core.budgets.scopes import Scope, ancestors, is_within, leaf_kind, parse_scope
-from headgate.core.budgets.windows import window_words
-from headgate.core.money import format_usd, to_signed_micro_usd
+from headgate.core.budgets.windows import parse_window, window_words
+from headgate.core.money import format_usd, to_limit_micro_usd, to_signed_micro_usd
 from headgate.core.text import printable
 from headgate.errors import (
     CallerError,
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 ROOT_NAME = "root"
+NONE = "none"
+BUDGET_KEYS = ("limit_usd", "limit_tokens", "window")
 MOST_ENTRIES = 10_000
 PAGE_ENTRIES = 1_000
 ANSWER_SECONDS = 30.0
@@ -124,13 +127,14 @@ class Books(Protocol):
 
     place: str
 
-    def set(
-        self, scope: str, limit_usd: str | None, limit_tokens: int | None, window: str | None
-    ) -> None:
-        """Set the limits of a scope, and remove those that are not given."""
+    def set(self, scope: str, change: Mapping[str, Any]) -> None:
+        """Change the limits and the window of a scope; None removes one, what is left out stays."""
 
-    def delete(self, scope: str) -> None:
-        """Remove all limits of a scope."""
+    def delete(self, scope: str) -> str:
+        """Remove all limits of a scope; return what the settings file says of it, if anything."""
+
+    def unknown_project(self, scope: str) -> str:
+        """Say that a scope is of a project that does not exist, if that can be told."""
 
     def status(self, scope: str | None) -> BudgetStatusBody:
         """Return a scope and everything within it."""
@@ -188,20 +192,50 @@ class ServiceBooks:
         self._client = client
         self.place = f"at {client.url}"
 
-    def set(
-        self, scope: str, limit_usd: str | None, limit_tokens: int | None, window: str | None
-    ) -> None:
-        self._client.change_budget(
-            scope, limit_usd=limit_usd, limit_tokens=limit_tokens, window=window
-        )
+    def set(self, scope: str, change: Mapping[str, Any]) -> None:
+        self._client.change_budget(scope, **change)
 
-    def delete(self, scope: str) -> None:
+    def reset(self, scope: str) -> None:
+        """Let the settings file say the limits of a scope again."""
+        self._client.change_budget(scope, reset=BUDGET_KEYS)
+
+    def unknown_project(self, scope: str) -> str:
+        kind, _, name = scope.partition("/")[0].partition(":")
+        if kind != "project":
+            return ""
+        try:
+            known = [one.id for one in self._client.list_projects().projects]
+        except NotAllowedError:
+            return ""
+        if name in known:
+            return ""
+        close = get_close_matches(name, known, n=1)
+        meant = f"did you mean {close[0]}?" if close else "add it under [projects]"
+        return f"there is no project {name!r}, so this budget limits nothing; {meant}"
+
+    def delete(self, scope: str) -> str:
         try:
             self._client.delete_budget(scope)
+            return self._file_limit(scope)
         except RequestRefusedError as error:
             if error.code != "not_found":
                 raise
             raise _unknown_budget(scope, _limited(self.status(""))) from None
+
+    def _file_limit(self, scope: str) -> str:
+        """Return what the settings file says of a budget that was changed beside it."""
+        try:
+            overrides = self._client.settings(section="budgets").overrides
+        except NotAllowedError:
+            return ""
+        name = scope or ROOT_NAME
+        of_file = {
+            one.field: one.file_value
+            for one in overrides
+            if (one.kind, one.name) == ("budgets", name) and one.file_value is not None
+        }
+        usd, tokens = of_file.get("limitUsd"), of_file.get("limitTokens")
+        return _limit_words(None if usd is None else str(usd), tokens)
 
     def status(self, scope: str | None) -> BudgetStatusBody:
         return self._client.budget_status(scope)
@@ -256,15 +290,26 @@ class LedgerBooks:
         if not creates and scheme_of(url) in SCHEMES["sqlite"]:
             _check_file(where.option, url)
 
-    def set(
-        self, scope: str, limit_usd: str | None, limit_tokens: int | None, window: str | None
-    ) -> None:
-        self._ask(lambda tracker: tracker.set_budget(scope, limit_usd, limit_tokens, window))
+    def set(self, scope: str, change: Mapping[str, Any]) -> None:
+        async def merged(tracker: LedgerTracker) -> None:
+            status = await _status_of(tracker, scope)
+            kept: dict[str, Any] = {
+                "limit_usd": status.limit_usd,
+                "limit_tokens": status.limit_tokens,
+                "window": status.window,
+            }
+            await tracker.set_budget(scope, **{**kept, **change})
 
-    def delete(self, scope: str) -> None:
+        self._ask(merged)
+
+    def unknown_project(self, scope: str) -> str:  # noqa: ARG002 - a ledger knows of no projects
+        return ""
+
+    def delete(self, scope: str) -> str:
         if not _has_limit(self.status(scope)):
             raise _unknown_budget(scope, _limited(self.status("")))
         self._ask(lambda tracker: tracker.set_budget(scope))
+        return ""
 
     def status(self, scope: str | None) -> BudgetStatusBody:
         return self._ask(lambda tracker: _status_of(tracker, scope or ""))
@@ -645,8 +690,12 @@ Examples:
 )
 @_scope_argument
 @_session_option
-@click.option("--limit-usd", metavar="DOLLARS", help="The most dollars that may be spent.")
-@click.option("--limit-tokens", type=int, metavar="N", help="The most tokens that may be used.")
+@click.option(
+    "--limit-usd", metavar="DOLLARS", help="The most dollars that may be spent; none removes it."
+)
+@click.option(
+    "--limit-tokens", metavar="N", help="The most tokens that may be used; none removes it."
+)
 @click.option(
     "--window",
     help="When it starts anew: none, day, week, month, week@Europe/Berlin or rolling:24h.",
@@ -659,31 +708,97 @@ def set_limits(
     scope: str | None,
     session: str | None,
     limit_usd: str | None,
-    limit_tokens: int | None,
+    limit_tokens: str | None,
     window: str | None,
     as_json: bool,
 ) -> None:
-    """Set the limits of a scope; limits that are not given are removed.
+    """Set the limits and the window of a scope; what is not given stays as it is.
 
-    A limit stops new work. It does not stop what runs.
+    A limit stops new work. It does not stop what runs. A new window counts what was spent in it.
     """
     name = _named(scope, session)
-    if limit_usd is None and limit_tokens is None:
-        problem = "give --limit-usd, --limit-tokens or both; headgate budget delete removes them"
-        raise InvalidSettingError("limit", problem)
+    change = _change_of(limit_usd, limit_tokens, window)
     with opened_books(where, creates=True) as books:
-        books.set(name, limit_usd, limit_tokens, window)
-        if as_json:
-            print_json(books.status(name))
-            return
+        before = _own(books, name)
+        if before is not None and not _has_limit(before) and not _gives_amount(change):
+            raise InvalidSettingError("limit", _NO_LIMIT_GIVEN)
+        books.set(name, change)
+        warning = books.unknown_project(name)
         # What is in force is told, and not what was typed.
-        status = _own(books, name)
+        status = books.status(name) if as_json else _own(books, name)
         place = books.place
-    limits = _limit_words(limit_usd, limit_tokens)
+    if warning:
+        click.echo(f"headgate: warning: {warning}", err=True)
+    if as_json:
+        print_json(status)
+        return
+    limits = _limit_words(limit_usd, change.get("limit_tokens"))
     if status is not None:
-        limits = _limit_words(status.limit_usd, status.limit_tokens)
-    counted = "" if window in (None, "none") else f", counted {window_words(window or '')}"
-    click.echo(printable(f"Set budget {name or ROOT_NAME} to {limits}{counted}, {place}"))
+        limits = _budget_words(status)
+    click.echo(printable(f"Set budget {name or ROOT_NAME} to {limits}, {place}"))
+    if before is None or status is None:
+        return
+    if _has_limit(before) and _budget_words(before) != limits:
+        click.echo(f"Before: {_budget_words(before)}")
+    if before.window != status.window and (_spent_micro(before) or _used_tokens(before)):
+        click.echo(f"Counted in it so far: {_spent_words(status)}")
+    if status.counted_since is not None:
+        click.echo(_not_counted(status.counted_since))
+
+
+_NO_LIMIT_GIVEN = "give --limit-usd, --limit-tokens or both; headgate budget delete removes them"
+
+
+def _change_of(
+    limit_usd: str | None, limit_tokens: str | None, window: str | None
+) -> dict[str, Any]:
+    """Read what is to change; `none` removes a limit, or the window."""
+    change: dict[str, Any] = {}
+    if limit_usd is not None:
+        if limit_usd != NONE:
+            to_limit_micro_usd(limit_usd, field="--limit-usd")
+        change["limit_usd"] = None if limit_usd == NONE else limit_usd
+    if limit_tokens is not None:
+        if limit_tokens != NONE and not limit_tokens.isdecimal():
+            raise InvalidSettingError(
+                "--limit-tokens", f"{limit_tokens[:60]!r} is not a whole number of tokens"
+            )
+        change["limit_tokens"] = None if limit_tokens == NONE else int(limit_tokens)
+    if window is not None:
+        parse_window(window)
+        change["window"] = window
+    if not change or not (_gives_amount(change) or window is not None or len(change) == 1):
+        raise InvalidSettingError("limit", _NO_LIMIT_GIVEN)
+    return change
+
+
+def _gives_amount(change: Mapping[str, Any]) -> bool:
+    return any(change.get(key) is not None for key in ("limit_usd", "limit_tokens"))
+
+
+def _budget_words(status: BudgetStatusBody) -> str:
+    limits = _limit_words(status.limit_usd, status.limit_tokens)
+    counted = "" if status.window == NONE else f", counted {window_words(status.window)}"
+    return f"{limits}{counted}"
+
+
+def _spent_words(status: BudgetStatusBody) -> str:
+    tokens = "" if status.limit_tokens is None else f" and {_used_tokens(status):,} tokens"
+    return f"{format_usd(_spent_micro(status))}{tokens}"
+
+
+def _unused(books: Books, status: BudgetStatusBody) -> str:
+    """Say that a scope is one that nothing is known of; it may be a typing error."""
+    amounts = (_spent_micro(status), _micro(status.reserved_usd), _used_tokens(status))
+    if not status.scope or _has_limit(status) or any(amounts) or status.children:
+        return ""
+    unknown = books.unknown_project(status.scope)
+    if unknown:
+        return unknown
+    known = [one.scope for one in _limited(_own(books, "") or status)]
+    close = get_close_matches(status.scope, known, n=1)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    return f"nothing was charged to {status.scope}, and it has no budget{meant}"
 
 
 def _own(books: Books, scope: str) -> BudgetStatusBody | None:
@@ -741,6 +856,9 @@ def status(*, where: Where, scope: str | None, session: str | None, as_json: boo
             print_json(found)
             return
         parents = [_own(books, outer) for outer in ancestors(Scope(found.scope))[:-1]]
+        unknown = _unused(books, found)
+    if unknown:
+        click.echo(f"headgate: warning: {unknown}", err=True)
     around = tuple(one for one in parents if one is not None and _has_limit(one))
     click.echo("\n".join(report_lines(BudgetReport(status=found, parents=around))))
 
@@ -759,17 +877,45 @@ Examples:
 def delete(*, where: Where, scope: str | None, session: str | None, as_json: bool) -> None:
     """Delete the limits of a scope; what was spent stays in the journal.
 
-    At a service the settings file can bring a budget back, by changing it.
+    A budget of the settings file stays deleted until headgate budget reset, or until the file
+    says something else.
     """
     name = _named(scope, session)
     with opened_books(where) as books:
-        books.delete(name)
+        of_file = books.delete(name)
         place = books.place
     if as_json:
         print_json({"scope": name, "deleted": True})
-    else:
-        line = f"Deleted budget {name or ROOT_NAME} {place}: the scope has no limit now;"
-        click.echo(printable(f"{line} what was spent stays in the journal"))
+        return
+    line = f"Deleted budget {name or ROOT_NAME} {place}: the scope has no limit now;"
+    click.echo(printable(f"{line} what was spent stays in the journal"))
+    if of_file:
+        line = f"The settings file has {of_file}; this overrides it."
+        click.echo(printable(f"{line} headgate budget reset {name or ROOT_NAME} brings it back"))
+
+
+@budget.command(
+    epilog="""\b
+Examples:
+  headgate budget reset project:web
+"""
+)
+@click.argument("scope", type=BUDGET)
+@connection_options
+@json_option
+def reset(*, scope: str, connection: Connection, as_json: bool) -> None:
+    """Reset a budget to what the settings file says, after set or delete."""
+    name = _scope(scope, None) or ""
+    with connect(connection) as client:
+        books = ServiceBooks(client)
+        books.reset(name)
+        status = books.status(name)
+    if as_json:
+        print_json(status)
+        return
+    limits = _budget_words(status) if _has_limit(status) else "no limit"
+    line = f"Reset budget {name or ROOT_NAME}: the settings file gives it {limits}, {books.place}"
+    click.echo(printable(line))
 
 
 @budget.command(

@@ -151,15 +151,20 @@ Examples:
 @_config_option
 @_json_option
 def show(*, path: Path | None, as_json: bool) -> None:
-    """Print every setting in effect and where it comes from; secrets are hidden."""
-    from headgate.cli.config_report import settings_in_effect  # noqa: PLC0415
+    """Print every setting in effect and where it comes from; secrets are hidden.
 
-    shown = settings_in_effect(path)
+    Changes beside the file, such as those of headgate budget, are shown if the service with this
+    file answers.
+    """
+    from headgate.cli.config_report import settings_in_effect, with_overrides  # noqa: PLC0415
+
+    shown, url = with_overrides(settings_in_effect(path), path)
     if as_json:
         print_json(shown)
         return
     rows = [(key, _as_text(one.value), one.origin) for key, one in shown.items()]
-    print_table("Settings in effect", ("key", "value", "from"), rows)
+    title = f"Settings in effect at {url}" if url else "Settings of the file and the environment"
+    print_table(title, ("key", "value", "from"), rows)
 
 
 @config.command(

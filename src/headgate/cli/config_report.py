@@ -16,6 +16,7 @@ import msgspec
 from structlog.testing import capture_logs
 
 from headgate.app import auth_rules, build_service
+from headgate.cli.connection import Connection, connect
 from headgate.config import (
     Settings,
     SlotSettings,
@@ -36,12 +37,13 @@ from headgate.config.settings import OPTIONAL_KEYS, SECTIONS, TABLES
 from headgate.config.slot_keys import read_key, wake_config
 from headgate.config.sources import merge, merge_text, variable_warnings
 from headgate.core.slots.status import quota_source_words
-from headgate.errors import InvalidSettingError, MissingPackageError
+from headgate.errors import HeadgateError, InvalidSettingError, MissingPackageError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import CallableTarget
 
 ROOT_NAME = "root"
 STANDARD_INPUT = "standard input"
+SERVICE_SECONDS = 3.0
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +103,29 @@ def settings_in_effect(given: Path | None) -> dict[str, DisplayedValue]:
     """Return every value in effect by its key, with its origin, and with secrets hidden."""
     merged = merge(settings_file(given), os.environ, {})
     return displayed_settings(decode(merged), merged.origins)
+
+
+def with_overrides(
+    shown: dict[str, DisplayedValue], given: Path | None
+) -> tuple[dict[str, DisplayedValue], str]:
+    """Lay over settings what was changed beside the file, at the service that runs with it.
+
+    Returns the address of that service as well; empty if none answers, or it has another file.
+    """
+    path = settings_file(given)
+    try:
+        with connect(Connection(), retries=0, timeout_seconds=SERVICE_SECONDS) as client:
+            answer = client.settings()
+            url = client.url
+    except (HeadgateError, OSError):
+        return shown, ""
+    if path is None or answer.file is None or Path(answer.file).resolve() != path.resolve():
+        return shown, ""
+    for one in answer.overrides:
+        # What the file says stays visible: it is what a reset brings back.
+        origin = f"override of {one.file_value}" if one.file_value is not None else "override"
+        shown[one.key] = DisplayedValue(value=one.value, origin=origin)
+    return shown, url
 
 
 def _target_problems(settings: Settings) -> list[str]:

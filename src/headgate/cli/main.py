@@ -177,6 +177,9 @@ MODULES = {
 VERBS = ("list", "show", "set", "pause", "resume", "drain", "warm")
 """What people do to a named thing: `headgate project pause evals`."""
 
+SYNONYMS = {"remove": "delete", "rm": "delete", "add": "set", "create": "set", "unset": "delete"}
+"""Verbs of other programs, and ours for the same."""
+
 
 COMPLETE_VARIABLE = "_HEADGATE_COMPLETE"
 """Set by a shell that asks what the Tab key completes."""
@@ -416,7 +419,8 @@ def _choices(parameter: click.Parameter) -> str:
 
 
 def _hint(name: str, commands: Sequence[str]) -> str:
-    close = get_close_matches(name, commands)
+    meant = SYNONYMS.get(name, "")
+    close = [meant] if meant in commands else get_close_matches(name, commands)
     if not close and name in VERBS:
         return f"; say of what, as in headgate project {name}"
     return _meant(close)
