@@ -82,7 +82,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self._runner.run(self.tracker.set_budget(scope, limit_usd, tokens, window))
         is_by_day = by_day and (usd is not None or tokens is not None)
         self.model.pass_time()
-        self.model.limits[scope] = (usd, tokens, is_by_day)
+        self.model.set_limit(scope, (usd, tokens, is_by_day))
 
     @rule(
         name=names,

@@ -27,6 +27,7 @@ class Held:
     at_once: bool
     lease_until: float
     state: str
+    reserved_at: float
     actual: Amounts | None = None
     was_given_back: bool = False
 
@@ -50,6 +51,17 @@ class PlainModel:
     now: float
     limits: dict[str, tuple[int | None, int | None, bool]] = field(default_factory=dict)
     reservations: dict[str, Held] = field(default_factory=dict)
+
+    def set_limit(self, scope: str, limit: tuple[int | None, int | None, bool]) -> None:
+        """Replace a limit; a new window counts what was reserved in it."""
+        was_by_day = self.limits.get(scope, (None, None, False))[2]
+        self.limits[scope] = limit
+        today = self._bucket(scope)
+        if was_by_day or not limit[2]:
+            return
+        for held in self.reservations.values():
+            if scope in held.buckets and held.reserved_at >= today:
+                held.buckets[scope] = today
 
     def pass_time(self) -> None:
         """End the leases that are due."""
@@ -98,6 +110,7 @@ class PlainModel:
             at_once=at_once,
             lease_until=self.now + lease_seconds,
             state="dispatched" if at_once else "held",
+            reserved_at=self.now,
         )
         return self.reservations[name].state
 
