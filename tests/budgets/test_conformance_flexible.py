@@ -272,6 +272,25 @@ async def test_a_learned_amount_above_the_limit_holds_all_of_it(
         assert (await refused(tracker, request("b", dear, micro_usd=9_000_000))).may_clear
 
 
+@pytest.mark.parametrize(
+    ("spent", "likely", "expected"),
+    [("0.20", 800_000, 800_000), ("0.20", 800_001, None), ("0", 2_000_000, None)],
+)
+async def test_work_that_is_known_to_cost_more_than_is_left_is_refused(
+    tracker_factory: TrackerFactory, spent: str, likely: int, expected: int | None
+) -> None:
+    dear = msgspec.structs.replace(
+        LEARNED, most_micro_usd=3_000_000, likely_micro_usd=likely, likely_tokens=5
+    )
+    async with tracker_factory() as tracker:
+        await tracker.set_budget(SESSION, "1.00")
+        await tracker.commit(await tracker.reserve(FLOW, spent), spent)
+        answer = await tracker.ledger.reserve(request("a", dear, micro_usd=4_000_000))
+        assert (answer.micro_usd if isinstance(answer, Reservation) else None) == expected
+        if isinstance(answer, Refused):
+            assert not answer.may_clear
+
+
 async def test_an_id_that_is_taken_by_another_amount_is_refused(
     tracker_factory: TrackerFactory,
 ) -> None:

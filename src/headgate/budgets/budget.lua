@@ -398,9 +398,10 @@ local function expire_due()
 end
 
 -- The fields of a flexible request: how firm each amount is, the most that work of its kind has
--- cost, the kind, and how many of it may be live at once where the unit is limited.
+-- cost, the kind, how many of it may be live at once where the unit is limited, and what half of
+-- such work has cost.
 -- Dollars come before tokens.
-local USD_RULE, TOKENS_RULE, MOST_USD, FLEXIBLE_KIND, USD_AT_ONCE = 1, 2, 3, 5, 6
+local USD_RULE, TOKENS_RULE, MOST_USD, FLEXIBLE_KIND, USD_AT_ONCE, LIKELY_USD = 1, 2, 3, 5, 6, 8
 
 local function asks_for_the_same(reservation, wanted, usd, tokens, at_once, flexible)
   local charges = charges_of(reservation[CHARGES])
@@ -451,7 +452,7 @@ local function refusal(charges, usd, tokens)
 end
 
 -- What one scope with a limit lets a request hold in a unit; nil where it has no room.
-local function hold_in(limit, used, reserved, rule, asked, most_seen)
+local function hold_in(limit, used, reserved, rule, asked, most_seen, likely)
   local left = limit - used
   if rule == 'exact' then return asked <= left and asked or nil end
   local least = max(1, ceil(limit / LEAST_SHARE))
@@ -465,7 +466,7 @@ local function hold_in(limit, used, reserved, rule, asked, most_seen)
   if most_seen <= limit then
     has_room = left >= max(least, most_seen)
   else
-    has_room = reserved == 0 and left >= least
+    has_room = reserved == 0 and left >= max(least, likely)
   end
   return has_room and min(asked, left) or nil
 end
@@ -485,7 +486,8 @@ local function flexible_amounts(charges, usd, tokens, flexible)
         if bound >= 0 then
           local used = total[first] + total[first + 1] + total[first + 2]
           local held = hold_in(
-            bound, used, total[first + 1], flexible[unit], asked[unit], flexible[MOST_USD + unit - 1]
+            bound, used, total[first + 1], flexible[unit], asked[unit],
+            flexible[MOST_USD + unit - 1], flexible[LIKELY_USD + unit - 1]
           )
           if not held then
             return nil, answer('refused', scope, limit[1], limit[2], limit[3], total, oldest, 0)

@@ -341,6 +341,8 @@ def _flexible_row(flexible: Flexible) -> tuple[object, ...]:
         flexible.kind,
         flexible.micro_usd_at_once,
         flexible.tokens_at_once,
+        flexible.likely_micro_usd,
+        flexible.likely_tokens,
     )
 
 

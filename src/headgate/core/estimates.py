@@ -270,7 +270,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `most` is the most that this kind of work has cost, and `samples` how many costs it was learned
     from. At most so many `at_once` may be in flight; 0 is no such bound. One that `is_others` was
     learned from other work of its target. `claimed` is what a submitter said of it whose word is
-    not taken as given.
+    not taken as given. Of a call `likely` is what half of those like it would cost.
     """
 
     basis: Basis
@@ -281,6 +281,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at_once: int = 0
     is_others: bool = False
     claimed: int | None = None
+    likely: int = 0
 
     def sentence(self, held: int, unit: Unit) -> str:
         """Say what is held and why: `held $0.031, 95% of 412 like it cost less`."""
@@ -349,6 +350,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             kind=self.kind,
             micro_usd_at_once=self.micro_usd.at_once,
             tokens_at_once=self.tokens.at_once,
+            likely_micro_usd=self.micro_usd.likely,
+            likely_tokens=self.tokens.likely,
         )
 
     @property

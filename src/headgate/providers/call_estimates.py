@@ -3,7 +3,8 @@
 The input is counted: its size in bytes, times the tokens that a byte of the project's prompts has
 made with this model; a project without prompts of its own begins with the median of all. The output
 is what the request allows, or what most responses in the project stayed below; where neither is
-known the call is a probe, of which one at a time is in flight.
+known the call is a probe, of which one at a time is in flight. A call is refused where half of
+those like it would not fit into what is left.
 
 `strict_bound` is for budgets that must not be passed at all: every byte is a token, all of it is
 written to the dearest cache, and the model writes for as long as it may. Rule: what cannot be
@@ -244,10 +245,21 @@ class CallEstimates:
         cost = _cost(prices, model, given, length.amount)
         is_exact = length.most == length.amount
         dearest = cost if is_exact else _cost(prices, model, given, length.most)
+        likely = _cost(prices, model, given, length.likely) if length.likely else None
         usd = self._default
         if cost is not None and dearest is not None:
-            usd = replace(length, amount=cost.micro_usd, most=dearest.micro_usd)
-        tokens = replace(length, amount=given + length.amount, most=given + length.most)
+            usd = replace(
+                length,
+                amount=cost.micro_usd,
+                most=dearest.micro_usd,
+                likely=0 if likely is None else likely.micro_usd,
+            )
+        tokens = replace(
+            length,
+            amount=given + length.amount,
+            most=given + length.most,
+            likely=given + length.likely if length.likely else 0,
+        )
         return Hold(micro_usd=usd or estimates.NOTHING, tokens=tokens, kind=kind)
 
     def input_tokens(self, call: ModelCall, model: str, project_id: str) -> int:
@@ -307,7 +319,8 @@ class CallEstimates:
         if learned.basis is Basis.LEARNED and (is_open or learned.samples >= FEW_SAMPLES):
             amount, longest = call.answers * learned.amount, call.answers * learned.most
             if most is None or amount < most:
-                return replace(learned, amount=amount, most=longest)
+                likely = call.answers * self._lengths.median(kind, Unit.TOKENS)
+                return replace(learned, amount=amount, most=longest, likely=likely)
         if most is None and self._max_tokens is not None:
             most = call.answers * self._max_tokens
             is_open = False

@@ -103,8 +103,9 @@ class HoldRule(FastEnum):
 class Flexible(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a ledger may work out by itself where nobody gave an estimate.
 
-    `most_…` is the most that work of this kind has cost. At most so many reservations of a `kind`
-    are live `at_once` where the unit is limited; 0 is no such bound.
+    `most_…` is the most that work of this kind has cost, and `likely_…` what half of it has: where
+    less is left the work is refused, even if it is dearer than the limit. At most so many
+    reservations of a `kind` are live `at_once` where the unit is limited; 0 is no such bound.
     """
 
     micro_usd: HoldRule = HoldRule.EXACT
@@ -114,6 +115,8 @@ class Flexible(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kind: str = ""
     micro_usd_at_once: int = 0
     tokens_at_once: int = 0
+    likely_micro_usd: int = 0
+    likely_tokens: int = 0
 
     def rule(self, unit: Unit) -> HoldRule:
         """Return how firm the amount in a unit is."""
@@ -122,6 +125,10 @@ class Flexible(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def most(self, unit: Unit) -> int:
         """Return the most that work of this kind has cost in a unit."""
         return self.most_tokens if unit is Unit.TOKENS else self.most_micro_usd
+
+    def likely(self, unit: Unit) -> int:
+        """Return what half of the work of this kind has cost in a unit; 0 if nobody knows."""
+        return self.likely_tokens if unit is Unit.TOKENS else self.likely_micro_usd
 
     def at_once(self, unit: Unit) -> int:
         """Return how many of the kind may be live where a unit is limited."""
@@ -384,8 +391,9 @@ def _hold_in(
     if left >= (asked + 2 * guard if reserved else max(asked, guard)):
         return asked
     # What is asked for has a margin. Without it, the dearest of its kind must still fit; of work
-    # that is dearer than the limit itself, one at a time has all that is left.
-    shrunk = max(least, most) if most <= limit else least
+    # that is dearer than the limit itself, one at a time has all that is left, unless it is known
+    # to cost more than that.
+    shrunk = max(least, most if most <= limit else flexible.likely(unit))
     if left >= shrunk and (most <= limit or not reserved):
         return min(asked, left)
     # What it needs when all others have given back what they hold.
