@@ -265,7 +265,8 @@ class BudgetExceededError(LimitReachedError):
             most = _exact(limit, unit)
             line = f"Budget too small: no more than {most} can be reserved at once"
             self._advice = "settle or release what is reserved, then try again"
-        text = f"{line} ({details}); {self._advice}"
+        self._line = f"{line} ({details})"
+        text = f"{self._line}; {self._advice}"
         super().__init__(f"{first_of_kind(live, unit)} ({details})" if kind else text)
         self.scope = scope
         self.unit = unit
@@ -279,6 +280,16 @@ class BudgetExceededError(LimitReachedError):
         self.kind = kind
         self.live = live
         self.is_overfull = is_overfull
+
+    def of_call(self, *, most_wait_seconds: float | None = None) -> str:
+        """Say it of a call; with `most_wait_seconds` the budget resets later than it may wait."""
+        if self.kind or self.is_overfull or most_wait_seconds is None or self.resets_at is None:
+            return str(self)
+        hours, rest = divmod(most_wait_seconds, 3_600)
+        longest = f"{most_wait_seconds:g} s" if rest else f"{hours:g} h"
+        setting = f"gateway.max_wait_seconds = {most_wait_seconds:g}"
+        advice = f"it resets at {utc_time(self.resets_at)}, and a call waits at most {longest}"
+        return f"{self._line}; {advice} ({setting}), so wait for the reset or {_RAISE}"
 
     @property
     def outline(self) -> str:
@@ -302,8 +313,9 @@ def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
     found = _EXCEEDED.fullmatch(error) if len(error) <= _LONGEST_EXCEEDED else None
     if found is None:
         return error
-    may_read_it = may_read("" if found[1] == "(root)" else found[1])
-    return to_tenant(error if may_read_it else _outline(found[1], found[2]))
+    scope, advice = found.groups()
+    may_read_it = may_read("" if scope == "(root)" else scope)
+    return to_tenant(error if may_read_it else _outline(scope, advice))
 
 
 def to_tenant(line: str) -> str:

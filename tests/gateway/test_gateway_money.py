@@ -116,6 +116,31 @@ def test_where_a_budget_resets_in_time_the_call_waits(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("first", ["", "/p/a"])
+def test_a_model_whose_calls_are_known_to_cost_more_than_the_limit_is_refused(
+    tmp_path: Path, first: str
+) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, "[projects.a]\n") as gateway:
+            # Another project, or the same one before it had a budget, has called the model.
+            answer = await gateway.ask(f"{first}{CHAT}")
+            assert answer.status_code == 200, answer.text
+            cost = await gateway.record(answer)
+            assert cost.micro_usd
+            tiny = f"{cost.micro_usd / 4_000_000:.6f}"
+            limit = {"limitUsd": tiny, "window": "day"}
+            scope = {"scope": "session:tiny"}
+            changed = await gateway.client.patch("/budgets", params=scope, json=limit)
+            assert changed.status_code == 200, changed.text
+            headers = {"x-headgate-scope": "session:tiny"}
+            answer = await gateway.ask(f"/p/a{CHAT}", headers=headers)
+            assert answer.status_code == 402, answer.text
+            assert "session:tiny" in error_of(answer)["message"]
+            assert len(gateway.upstream.requests) == 1
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_model_without_a_price_is_refused_where_dollars_are_limited(
     tmp_path: Path, path: str
@@ -127,6 +152,9 @@ def test_a_model_without_a_price_is_refused_where_dollars_are_limited(
             message = error_of(answer)["message"]
             assert "mystery-9" in message
             assert "project:a" in message
+            assert "did you mean" not in message
+            answer = await gateway.ask(f"/p/a{path}", model="gpt-4o-min")
+            assert "did you mean 'gpt-4o-mini'?" in error_of(answer)["message"]
             assert not gateway.upstream.requests
             answer = await gateway.ask(path, model="mystery-9")
             assert answer.status_code == 200, "nothing is limited there"
@@ -354,6 +382,40 @@ async def bound_token(gateway: GatewayService) -> str:
     return new.text
 
 
+def test_a_bound_token_is_told_the_figures_of_its_own_budget(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, LIMITED) as gateway:
+            await spend(gateway, "0.99")
+            headers = ANTHROPIC_VERSION | {"x-api-key": await bound_token(gateway)}
+            answer = await gateway.ask(f"/p/a{MESSAGES}", headers=headers, max_tokens=8_000)
+            assert answer.status_code == 402, answer.text
+            message = error_of(answer)["message"]
+            assert message.startswith("Budget too small: $0.")
+            figures = "$0.01 left of $1.00 (scope project:a, $0.99 spent, $0.00 reserved)"
+            assert figures in message
+            assert "ask an operator for a higher limit" in message
+            call_id = answer.headers["x-headgate-call-id"]
+            why = (await gateway.client.get(f"/calls/{call_id}/why")).json()
+            assert why["state"] == "refused"
+            assert "raise the limit" in why["error"]
+
+    asyncio.run(scenario())
+
+
+def test_a_budget_that_resets_later_than_a_call_may_wait_names_the_setting(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, DAILY.format(seconds=0.2)) as gateway:
+            await spend(gateway, "0.99995")
+            answer = await gateway.ask(f"/p/a{MESSAGES}", max_tokens=100)
+            assert answer.status_code == 402, answer.text
+            message = error_of(answer)["message"]
+            assert "a call waits at most 0.2 s (gateway.max_wait_seconds = 0.2)" in message
+
+    asyncio.run(scenario())
+
+
 def test_a_bound_token_is_not_told_the_figures_of_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         text = '[projects.a]\n[budgets.root]\nlimit_usd = "0.000001"\n'
@@ -362,6 +424,8 @@ def test_a_bound_token_is_not_told_the_figures_of_others(tmp_path: Path) -> None
             answer = await gateway.ask(f"/p/a{MESSAGES}", headers=headers)
             assert answer.status_code == 402, answer.text
             assert "$" not in error_of(answer)["message"]
+            record = await gateway.record(answer)
+            assert "$0.000001" in (record.error or ""), "the operator sees them"
             assert "x-headgate-remaining-usd" not in answer.headers
 
     asyncio.run(scenario())

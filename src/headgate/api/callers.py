@@ -99,8 +99,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         """Return a task without the figures of budgets that the caller may not read."""
         if record.error is None or not self.bounds.is_bound:
             return record
-        error = without_figures(record.error, lambda scope: self.bounds.may_charge(Scope(scope)))
-        return msgspec.structs.replace(record, error=error)
+        return msgspec.structs.replace(record, error=self.told(record.error))
+
+    def told(self, error: str) -> str:
+        """Return an error without the figures of budgets that the caller may not read."""
+        if not self.bounds.is_bound:
+            return error
+        return without_figures(error, lambda scope: self.bounds.may_charge(Scope(scope)))
 
     def narrowed(self, query: TaskQuery) -> TaskQuery:
         """Return a query for what belongs to the caller; asking for another's is forbidden."""

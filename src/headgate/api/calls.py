@@ -30,13 +30,12 @@ from headgate.api.schema.calls import (
 from headgate.api.schema.tasks import CallCountsBody
 from headgate.api.submission import check_unknown, excerpt, parse_filter_name
 from headgate.api.tasks import reason_body
-from headgate.core.budgets.scopes import Scope
 from headgate.core.call import CALL_PREFIX, CallRecord, CallState
 from headgate.core.lifecycle import parse_rfc3339
 from headgate.core.money import plain_usd
 from headgate.core.task_view import exact_moment, moment
 from headgate.engine.call_registry import Calls, CallWhy
-from headgate.errors import NotDispatchingError, without_figures
+from headgate.errors import NotDispatchingError
 from headgate.storage.call_rows import CallPage, CallQuery
 
 OK = 200
@@ -105,7 +104,13 @@ async def explained(api: Api, caller: Caller, call_id: str) -> CallWhy:
     why = None if calls is None else calls.why(call_id, caller.bounds)
     if why is not None:
         return why
-    return CallWhy(call_id=call_id, state=record.state, slot=record.slot, key_rule=record.key_rule)
+    return CallWhy(
+        call_id=call_id,
+        state=record.state,
+        slot=record.slot,
+        key_rule=record.key_rule,
+        error=None if record.error is None else caller.told(record.error),
+    )
 
 
 def why_body(why: CallWhy) -> CallWhyBody:
@@ -232,9 +237,7 @@ def narrowed(query: CallQuery, caller: Caller) -> CallQuery:
 
 def call_body(record: CallRecord, caller: Caller) -> CallBody:
     """Return a call as a caller sees it: without figures of budgets that it may not read."""
-    error = record.error
-    if error is not None and caller.is_bound:
-        error = without_figures(error, lambda scope: caller.bounds.may_charge(Scope(scope)))
+    error = None if record.error is None else caller.told(record.error)
     is_own_token = not caller.is_bound or record.token_id == caller.token_id
     # One that waits again after a try has not started: nothing of that try is left.
     started_at = None if record.state is CallState.WAITING else record.started_at

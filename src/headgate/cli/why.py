@@ -107,7 +107,9 @@ def lines_of_call(answer: CallWhyBody) -> list[str]:
     if answer.slot or answer.key_rule:
         rule = f": {printable(answer.key_rule)}" if answer.key_rule else ""
         lines.append(f"  key {printable(answer.slot or 'of the upstream')}{rule}")
-    if not answer.reasons and answer.position is None:
+    if answer.error:
+        lines.append(f"  {printable(with_local_times(answer.error))}")
+    elif not answer.reasons and answer.position is None:
         lines[0] = f"{answer.call_id} is {answer.state.value}, and waits for nothing"
     return lines
 

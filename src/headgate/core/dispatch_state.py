@@ -27,7 +27,7 @@ from headgate.core.budgets.scopes import (
     ancestors,
     charged_scopes,
 )
-from headgate.core.call import CallRecord, CallState
+from headgate.core.call import CALL_PREFIX, CallRecord, CallState
 from headgate.core.estimates import (
     DEFAULT_QUANTILE,
     NOTHING,
@@ -1132,9 +1132,12 @@ class BudgetParking:
 def refusal_text(task: Task, refused: Refused) -> str:
     """Say why a task is refused, to everybody who is told of it.
 
-    One that a tenant submitted has the figures of its own budgets alone.
+    One that a tenant submitted has the figures of its own budgets alone. That of a call has all:
+    whoever shows it leaves out what the reader may not see.
     """
     error = exceeded(refused)
+    if task.id.startswith(CALL_PREFIX):
+        return error.of_call()
     tenant = Tenant(project_id=task.project_id, agent_id=task.agent_id)
     is_told = not task.has_claims or tenant.may_charge(refused.scope)
     return str(error) if is_told else error.outline

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from headgate.core.budgets.escrow import Amounts
-from headgate.core.budgets.ledger import Ledger, Refused, SettleRequest, UnheldCost
+from headgate.core.budgets.ledger import Ledger, Refused, SettleRequest, UnheldCost, exceeded
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
 from headgate.core.call import CALL_PREFIX, CallRecord, CallState
@@ -248,6 +248,7 @@ class CallWhy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ren
     expected_seconds: float | None = None
     slot: str | None = None
     key_rule: str = ""
+    error: str | None = None
 
 
 class LiveCall:
@@ -627,7 +628,8 @@ class Calls:
         if not is_spent or refused.resets_at <= until:
             return None
         refused = msgspec.structs.replace(refused, requested=own)
-        return CallRefusedError(refusal_text(call.task, refused), refused)
+        most = until - call.record.created_at
+        return CallRefusedError(exceeded(refused).of_call(most_wait_seconds=most), refused)
 
     def step_down(self) -> None:
         """Have those who wait ask the node that dispatches now; what runs here goes on."""

@@ -134,7 +134,12 @@ from headgate.providers.content_coding import (
     coding_of,
     codings_of,
 )
-from headgate.providers.prices import CHARACTERS_PER_TOKEN, MAX_MODEL_LENGTH, price_advice
+from headgate.providers.prices import (
+    CHARACTERS_PER_TOKEN,
+    MAX_MODEL_LENGTH,
+    nearest_model,
+    price_advice,
+)
 from headgate.providers.requests import (
     MAX_VALUES,
     ModelCall,
@@ -1016,9 +1021,11 @@ class Gateway:
                 continue
             for scope in charged_by(asked.who.scopes):
                 if await self._api.tracker.get_budget(scope) is not None:
+                    near = nearest_model(name)
+                    meant = f"did you mean '{near}'? Otherwise " if near else ""
                     line = (
                         f"model '{name}' has no known price, and budget '{scope or '(root)'}' is"
-                        f" in dollars; {price_advice(name)}"
+                        f" in dollars; {meant}{price_advice(name)}"
                     )
                     raise _Refusal(Failure.BAD_REQUEST, line)
 
@@ -1097,9 +1104,8 @@ class Gateway:
                 self._not_answered(live, refusal)
             raise
         except CallRefusedError as error:
-            over_budget = _of_budget(error)
-            self._not_answered(live, over_budget)
-            raise over_budget from None
+            self._not_answered(live, _of_budget(error, str(error)))
+            raise _of_budget(error, asked.sender.caller.told(str(error))) from None
         except NotDispatchingError:
             self._calls.hand_over(live)
             asked.client.read_again(await asked.body.read())
@@ -2145,9 +2151,9 @@ def _undecided() -> _Refusal:
     return _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS)
 
 
-def _of_budget(error: CallRefusedError) -> _Refusal:
+def _of_budget(error: CallRefusedError, line: str) -> _Refusal:
     resets_at = None if error.refused is None else error.refused.resets_at
-    return _Refusal(Failure.REFUSED, str(error), resets_at=resets_at)
+    return _Refusal(Failure.REFUSED, line, resets_at=resets_at)
 
 
 _BY_STATUS = {

@@ -65,6 +65,14 @@ class UnknownPriceError(CallerError):
         return f"{line}; did you mean {meant}? Otherwise {advice}" if meant else f"{line}; {advice}"
 
 
+@lru_cache(maxsize=1_000)
+def nearest_model(model: str) -> str:
+    """Return the model with a published price whose name is nearest; empty if none is near."""
+    usual = [one for one in _providers() if one.id in ("openai", "anthropic", "google")]
+    names = {model.id for provider in usual for model in provider.models}
+    return next(iter(get_close_matches(model[:MAX_MODEL_LENGTH], sorted(names), n=1)), "")
+
+
 def price_advice(model: str) -> str:
     """Return the lines that give a model a price, for somebody who is to add them."""
     name = msgspec.json.encode(model[:MAX_MODEL_LENGTH]).decode()

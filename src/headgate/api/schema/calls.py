@@ -116,3 +116,5 @@ class CallWhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="came
     """The name of its key."""
     key_rule: str = ""
     """Why it got that key."""
+    error: str | None = None
+    """Why it was refused or failed."""
