@@ -97,6 +97,20 @@ def test_a_token_is_made_used_listed_and_revoked(
     assert (gone.code, gone.err.count("\n")) == (2, 1)
 
 
+def test_a_token_is_revoked_by_its_name_unless_several_have_it(
+    headgate: Command, service: ServiceProcess, data: Path
+) -> None:
+    here = ("--url", service.address, "--data", str(data))
+    ids = []
+    for _ in range(2):
+        text = headgate("token", "create", "twin", "--expires", "1h", *here).out.strip()
+        ids.append((read_token(text) or ("", ""))[0])
+    refused = headgate("token", "revoke", "twin", *here)
+    assert (refused.code, "2 tokens have the name twin" in refused.err) == (2, True)
+    assert headgate("token", "revoke", ids[0], *here).code == 0
+    assert headgate("token", "revoke", "twin", *here).out == f"{ids[1]} twin is revoked\n"
+
+
 def test_a_budget_is_adjusted_with_the_token_of_a_data_directory(
     headgate: Command, service: ServiceProcess, data: Path
 ) -> None:
@@ -150,6 +164,8 @@ def test_usage_is_a_table_and_json(headgate: Command, service: ServiceProcess, d
     table = headgate("usage", "--by", "model", *here).out.splitlines()
     columns = ["model", "tasks", "attempts", "calls", "tokens", "dollars"]
     assert table[1].split() == [*columns, "assumed", "tokens", "assumed", "dollars"]
+    # Both times have their day, or neither: the second is not of the day of the first.
+    assert table[0].count("-") in (0, 4)
     assert any(line.split()[:1] == ["gpt-4o"] for line in table)
     rows = headgate("usage", "--by", "agent", "--json", *here).json["rows"]
     (row,) = [one for one in rows if one["key"] == "coder"]

@@ -282,7 +282,7 @@ def given_first_token(environ: Mapping[str, str]) -> str | None:
 
 
 async def make_first_token(
-    tokens: TokenStore, directory: Path, given: str | None = None
+    tokens: TokenStore, directory: Path, given: str | None = None, *, is_needed: bool = True
 ) -> list[str]:
     """Make the first token of a store, and return the lines that tell it; none if there was one."""
     begun = _begun_text(directory / PENDING)
@@ -302,7 +302,8 @@ async def make_first_token(
     place = f"it is in {path}" if problem is None else f"{path} could not be written: {problem}"
     if new.text == given:
         return [f"the first token is that of {FIRST_TOKEN}; {place}"]
-    return [f"token {new.text}", f"this is shown once; {place}"]
+    lines = [f"token {new.text}", f"this is shown once; {place}"]
+    return lines if is_needed else [*lines, "on this machine no token is needed"]
 
 
 async def file_lines(tokens: TokenStore, directory: Path, *, is_needed: bool) -> list[str]:

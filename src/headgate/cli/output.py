@@ -215,13 +215,19 @@ def shows_utc() -> bool:
     return _zone[0] is UTC
 
 
-def clock_time(moment: datetime, *, now: datetime | None = None) -> str:
+def has_days(*moments: datetime) -> bool:
+    """Tell whether times that are shown together lie on several days, in the zone shown."""
+    return len({one.astimezone(_zone[0]).date() for one in moments}) > 1
+
+
+def clock_time(moment: datetime, *, now: datetime | None = None, has_day: bool = False) -> str:
     """Return a time with the name of its zone, and with its day unless that is today.
 
-    Every time that a command shows goes through here.
+    Every time that a command shows goes through here. With `has_day` today has its day, too.
     """
     local = moment.astimezone(_zone[0])
     is_today = local.date() == (now or datetime.now(UTC)).astimezone(_zone[0]).date()
+    is_today = is_today and not has_day
     text = f"{local:%H:%M:%S}" if is_today else f"{local:%Y-%m-%d %H:%M:%S}"
     return f"{text} {local.tzname()}"
 

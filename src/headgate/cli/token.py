@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -26,11 +28,13 @@ from headgate.storage.tokens import PERMISSIONS
 
 if TYPE_CHECKING:
     from headgate.api.schema.tasks import CreatedTokenBody, NewTokenBody, TokenBody
+    from headgate.cli.command_client import CommandClient
     from headgate.config import Settings
 
 
 TOKEN_PERMISSIONS = ("submit", "read", "cancel", "admin")
 USUAL = ("submit", "read", "cancel")
+_TOKEN_ID = re.compile("[0-9a-f]{12}")
 HEADER = ("id", "name", "permissions", "for", "state", "made", "expires")
 
 
@@ -142,20 +146,39 @@ def list_(*, connection: Connection, as_json: bool) -> None:
     epilog="""\b
 Examples:
   headgate token revoke 640b5c4e398a
+  headgate token revoke ci
 """
 )
-@click.argument("token_ids", metavar="ID...", nargs=-1, required=True)
+@click.argument("token_ids", metavar="ID|NAME...", nargs=-1, required=True)
 @connection_options
 @json_option
 def revoke(*, token_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
-    """End tokens for good, by their ids: at this node at once, elsewhere within five seconds."""
+    """End tokens for good, by id or by name: at this node at once, elsewhere within five seconds.
+
+    A name that several tokens have is refused; name their ids.
+    """
     with connect(connection) as client:
-        for token_id in token_ids:
+        for token_id in _ids_of(client, token_ids):
             answer = client.revoke_token(token_id)
             if as_json:
                 print_json_lines([answer])
             else:
                 click.echo(f"{answer.id} {answer.name} is revoked")
+
+
+def _ids_of(client: CommandClient, given: Sequence[str]) -> list[str]:
+    """Return the ids of tokens; who may list them may name them."""
+    if all(map(_TOKEN_ID.fullmatch, given)):
+        return list(given)
+    good = [one for one in client.list_tokens().tokens if one.state == "good"]
+    found: list[str] = []
+    for name in given:
+        ids = [one.id for one in good if name in (one.id, one.name)]
+        if len(ids) > 1:
+            problem = f"{len(ids)} tokens have the name {name}; give an id: {', '.join(ids)}"
+            raise InvalidFieldError("ID", problem)
+        found.append(ids[0] if ids else name)
+    return found
 
 
 def _wish(

@@ -352,7 +352,11 @@ def attach_first_token(service: Service, directory: Path, given: str | None = No
     lines: list[str] = []
 
     async def prepare() -> None:
-        lines.extend(await make_first_token(service.api.tokens, directory, given))
+        from headgate.app import auth_rules  # noqa: PLC0415
+
+        is_needed = auth_rules(service.settings).needs_token
+        made = make_first_token(service.api.tokens, directory, given, is_needed=is_needed)
+        lines.extend(await made)
 
     service.engine.before_start(prepare)
     return lines

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import clock_time, print_json, print_table
+from headgate.cli.output import clock_time, has_days, print_json, print_table
 
 if TYPE_CHECKING:
     from headgate.api.schema.tasks import UsageRowBody
@@ -53,7 +53,9 @@ def usage(
     if as_json:
         print_json(answer)
         return
-    title = f"Used from {clock_time(answer.since)} to {clock_time(answer.until)}"
+    days = has_days(answer.since, answer.until)
+    since, until = (clock_time(one, has_day=days) for one in (answer.since, answer.until))
+    title = f"Used from {since} to {until}"
     rows = [_row(one, one.key or _NO_KEY) for one in answer.rows]
     counts = ("tasks", "attempts", "calls")
     columns = (by, *counts, "tokens", "dollars", "assumed tokens", "assumed dollars")
