@@ -821,7 +821,11 @@ Examples:
 @where_options
 @json_option
 def list_budgets(*, where: Where, as_json: bool) -> None:
-    """List all budgets with a limit: what is spent, reserved and left."""
+    """List all budgets with a limit: what is spent, reserved and left.
+
+    Calls and tasks in flight hold what is reserved. A service also reserves a little ahead for the
+    next calls, and gives it back a second after the last one.
+    """
     with opened_books(where) as books:
         found = _limited(books.status(None))
     if as_json:
