@@ -145,7 +145,7 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
             "warning",
             "is exhausted: its window ended, and the next poll must confirm it.",
         ),
-        ({"state": "paused", "wait_reason": "a 429"}, "warning", "is paused: a 429."),
+        ({"state": "paused", "wait_reason": "paused by hand"}, "warning", "is paused by hand."),
         (
             {"state": "open", "poll_errors": 3, "last_error": "no answer"},
             "warning",

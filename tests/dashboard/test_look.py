@@ -80,4 +80,4 @@ def test_every_state_has_a_sign_of_its_own_beside_its_word(name: str) -> None:
     sign = re.search(r'aria-hidden="true">(.)', drawn)
     assert sign is not None
     assert sign[1] != "·"
-    assert drawn.endswith(f"</span> {name}</span>")
+    assert drawn.endswith(f"</span> {name.replace('_', ' ')}</span>")

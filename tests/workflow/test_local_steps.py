@@ -345,7 +345,7 @@ MISSING: list[tuple[Step, str]] = [
     (step(http("http://x", Host="x")), "steps.one.http.headers.Host: is set for every request"),
     (step(call("no_such_module:f")), "steps.one.call: no_such_module cannot be imported"),
     (step(call("json:no_such")), "steps.one.call: json has no function no_such"),
-    (step(model("here")), "config.endpoints.here.key: the environment variable NOT_SET is not"),
+    (step(model("here")), r"steps.one.model: \w+ goes to here, which needs NOT_SET; set it"),
     (step(model("absent")), "steps.one.endpoint: there is no endpoint 'absent'"),
 ]
 

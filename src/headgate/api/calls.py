@@ -101,9 +101,10 @@ async def explained(api: Api, caller: Caller, call_id: str) -> CallWhy:
     """Return every rule that keeps a call of the caller's waiting; one that has ended has none."""
     record = await own_call(api, caller, call_id)
     calls = api.engine.calls
-    why = None if calls is None else calls.why(call_id, caller.bounds)
-    if why is not None:
-        return why
+    if calls is not None and not record.state.has_ended:
+        why = calls.why(call_id, caller.bounds)
+        if why is not None:
+            return why
     return CallWhy(
         call_id=call_id,
         state=record.state,

@@ -303,13 +303,14 @@ async def _work(
 
     engine = service.engine
     engine.node.address = service.settings.server.advertise or address
-    given = given_first_token(os.environ if demo is None else demo.environ)
-    first = attach_first_token(service, directory, given)
+    environ = os.environ if demo is None else demo.environ
+    first = attach_first_token(service, directory, given_first_token(environ))
     try:
         await engine.start()
         tune_interpreter()
         if demo is None or as_json:
-            click.echo(await welcome(service, address, directory, first, as_json=as_json))
+            lines = await welcome(service, address, directory, first, environ, as_json=as_json)
+            click.echo(lines)
         else:
             click.echo(demo_welcome(service, address, directory))
         if demo is not None:
@@ -448,13 +449,19 @@ class Started(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 async def welcome(
-    service: Service, address: str, directory: Path, first: list[str], *, as_json: bool
+    service: Service,
+    address: str,
+    directory: Path,
+    first: list[str],
+    environ: Mapping[str, str],
+    *,
+    as_json: bool,
 ) -> str:
     """Return what is to be printed, with the lines of the first token if one was made."""
     from headgate.app import auth_rules  # noqa: PLC0415
 
     is_needed = auth_rules(service.settings).needs_token
-    keys = _missing_keys(service.settings)
+    keys = _missing_keys(service.settings, environ)
     problems = await file_lines(service.api.tokens, directory, is_needed=is_needed)
     if as_json:
         # What is said of the token has no secret, only what is wrong with the file.
@@ -474,12 +481,12 @@ async def welcome(
     return "\n".join(lines)
 
 
-def _missing_keys(settings: Settings) -> list[str]:
+def _missing_keys(settings: Settings, environ: Mapping[str, str]) -> list[str]:
     """Return a line for each slot and upstream without its key; a client may send its own."""
     from headgate.cli.config_report import has_no_upstream_key, missing_keys  # noqa: PLC0415
 
-    lines = [f"warning: {line}" for line in missing_keys(settings, os.environ)]
-    if not lines and has_no_upstream_key(settings, os.environ):
+    lines = [f"warning: {line}" for line in missing_keys(settings, environ)]
+    if not lines and has_no_upstream_key(settings, environ):
         return ["no upstream has a key; each client sends its own"]
     return lines
 

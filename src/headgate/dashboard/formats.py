@@ -217,7 +217,10 @@ def next_wake_words(slot: SlotBody) -> str:
         return slot.next_wake.text
     if not slot.wake_modes:
         return "never: no wake mode is set"
-    return f"none: {slot.no_wake_reason or slot.disabled_reason or 'it is disabled'}"
+    why = slot.no_wake_reason or slot.disabled_reason
+    if slot.wakes_enabled and not why:
+        return "not known yet"
+    return f"none: {why or 'it is disabled'}"
 
 
 def wake_mode_words(slot: SlotBody) -> str:

@@ -65,12 +65,16 @@ class UnknownPriceError(CallerError):
         return f"{line}; did you mean {meant}? Otherwise {advice}" if meant else f"{line}; {advice}"
 
 
-@lru_cache(maxsize=1_000)
 def nearest_model(model: str) -> str:
     """Return the model with a published price whose name is nearest; empty if none is near."""
+    return _nearest(model[:MAX_MODEL_LENGTH].lower())
+
+
+@lru_cache(maxsize=1_000)
+def _nearest(name: str) -> str:
     usual = [one for one in _providers() if one.id in ("openai", "anthropic", "google")]
     names = {model.id for provider in usual for model in provider.models}
-    return next(iter(get_close_matches(model[:MAX_MODEL_LENGTH], sorted(names), n=1)), "")
+    return next(iter(get_close_matches(name, sorted(names), n=1)), "")
 
 
 def price_advice(model: str) -> str:
@@ -508,17 +512,6 @@ def _found_in_list(name: str) -> ModelInfo | None:
         provider, _, rest = name.partition("/")
         found = _search(rest, provider_id=provider)
     return found
-
-
-_COMPARED_PROVIDERS = frozenset(("openai", "anthropic", "google"))
-
-
-def nearest_model(model: str) -> str:
-    """Return the published model whose name is nearest to a wrong one; empty if none is near."""
-    names = [one.id for provider in _providers() if provider.id in _COMPARED_PROVIDERS
-             for one in provider.models]  # fmt: skip
-    close = get_close_matches(model[:MAX_MODEL_LENGTH].lower(), names, n=1)
-    return close[0] if close else ""
 
 
 def _search(name: str, provider_id: str | None = None) -> ModelInfo | None:

@@ -884,8 +884,8 @@ def missing_keys(
     for step in workflow.steps:
         if not isinstance(step.work, ModelWork):
             continue
-        endpoint = workflow.endpoints[step.work.endpoint]
-        if endpoint.key is None or endpoint.line is not None:
+        endpoint = workflow.endpoints.get(step.work.endpoint)
+        if endpoint is None or endpoint.key is None or endpoint.line is not None:
             continue
         for one in references(endpoint.key):
             if isinstance(one, EnvPlaceholder) and one.name not in {*found, *environ}:
