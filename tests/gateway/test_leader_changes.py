@@ -7,6 +7,7 @@ resigns, as a drain does, or until it is cut off from the store for longer than 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ limit_usd = "5"
 """
 WITHOUT_ESCROW = "[gateway]\nescrow = false\n"
 CHANGES = ("resigned", "cut off")
+SHARED_CALLS = 300
 TEAM = f"/p/team{MESSAGES}"
 
 
@@ -288,6 +290,38 @@ async def test_the_next_node_knows_what_each_project_has_had_of_its_share(
         billed = sum(one.tokens for one in nodes.upstream.bill)
         assert state.usage.tokens == {**used, "team": billed - used["default"]}
         assert state.in_flight.reserved["team"] == 0
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+async def test_projects_have_their_shares_over_a_change_of_the_deciding_node(
+    tmp_path: Path, postgres: PostgresServer, kind: str
+) -> None:
+    weights = {"one": 1, "two": 2, "three": 3}
+    text = "[scheduler]\nnode_lease_seconds = 60.0\n"
+    for name, weight in weights.items():
+        text += f"[projects.{name}]\ncredit_weight = {weight}\n"
+    async with two_nodes(tmp_path, postgres, text, inflight=2) as nodes:
+        bill = nodes.upstream.bill
+
+        async def client(number: int, project: str) -> None:
+            node = (nodes.first, nodes.second)[number % 2]
+            while len(bill) < SHARED_CALLS:
+                await node.ask(f"/p/{project}{MESSAGES}", f"[[mark {project}]] [[words 9]]")
+
+        clients = [
+            asyncio.create_task(client(number, project))
+            for number in range(6)
+            for project in weights
+        ]
+        await nodes.first.until(lambda: len(bill) > SHARED_CALLS // 3)
+        await nodes.change(kind)
+        await nodes.come_back()
+        await asyncio.gather(*clients)
+        tokens = Counter[str]()
+        for charge in bill[:SHARED_CALLS]:
+            tokens[charge.mark] += charge.tokens
+        for name, weight in weights.items():
+            assert abs(tokens[name] / tokens.total() - weight / 6) <= 0.02, tokens
 
 
 async def test_a_node_that_is_cut_off_from_the_store_grants_nothing_after_its_lease(
