@@ -350,13 +350,15 @@ class RedisServer:
             if started - self._found_at < FOUND_FOR_SECONDS:
                 return
             found = await self._finder.find()
-            if self._client is None or self._found is None or self._found.primary != found.primary:
-                former, self._client = self._client, _client_for(self._url.of_server(found.primary))
-                self._checked_at = -CHECKED_EVERY_SECONDS
-                self._online_replicas = 0
-                if former is not None:
-                    await former.aclose()
-            self._found, self._found_at = found, started
+            before, self._found, self._found_at = self._found, found, started
+            if before is not None and before.primary == found.primary:
+                return
+            # All at once, before anything is waited for: a call must not see half of it.
+            former, self._client = self._client, _client_for(self._url.of_server(found.primary))
+            self._checked_at = -CHECKED_EVERY_SECONDS
+            self._online_replicas = 0
+            if former is not None:
+                await former.aclose()
 
     async def _check_now_and_then(self) -> None:
         await self._follow()
