@@ -135,13 +135,45 @@ def test_the_figures_of_a_budget_are_left_out_for_those_who_may_not_read_it(
     scope: str, unit: str
 ) -> None:
     error = exceeded_in(scope, unit)
-    line = str(error)
-    assert without_figures(line, lambda name: name == scope) == to_tenant(line)
-    outline = without_figures(line, lambda _: False)
-    assert outline == to_tenant(error.outline)
-    assert (scope or "(root)") in outline
-    assert "2027-01-15" in outline
-    assert not re.search(r"([1-5])\1", outline.replace("2027", ""))
+    for line in (str(error), error.of_call()):
+        assert without_figures(line, lambda name: name == scope) == to_tenant(line)
+        outline = without_figures(line, lambda _: False)
+        assert outline == to_tenant(error.outline)
+        assert (scope or "(root)") in outline
+        assert "2027-01-15" in outline
+        assert not re.search(r"([1-5])\1", outline.replace("2027", ""))
+
+
+# What a call may wait at most, and how the refusal of a budget that resets later says so.
+MOST_WAITS = [
+    (None, "room is freed at 2027-01-15 08:00:00 UTC, wait for it or raise the limit"),
+    (
+        21_600.000_000_2,
+        (
+            "it resets at 2027-01-15 08:00:00 UTC, and a call waits at most 6 h "
+            "(gateway.max_wait_seconds = 21600), so wait for the reset or raise the limit"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("most", "advice"), MOST_WAITS)
+def test_the_refusal_of_a_call_says_what_is_left(most: float | None, advice: str) -> None:
+    line = BudgetExceededError(
+        scope="project:a",
+        unit="micro_usd",
+        limit=250_000,
+        spent=200_000,
+        reserved=0,
+        overrun=10_000,
+        requested=70_000,
+        resets_at=1_800_000_000.0,
+        may_clear=True,
+    ).of_call(most_wait_seconds=most)
+    assert line == (
+        "Budget too small: $0.07 needed, $0.04 left of $0.25 "
+        f"(scope project:a, $0.21 spent, $0.00 reserved); {advice}"
+    )
 
 
 def test_a_tenant_is_not_told_to_raise_a_limit_that_it_cannot_raise() -> None:

@@ -285,9 +285,10 @@ class BudgetExceededError(LimitReachedError):
         """Say it of a call; with `most_wait_seconds` the budget resets later than it may wait."""
         if self.kind or self.is_overfull or most_wait_seconds is None or self.resets_at is None:
             return str(self)
-        hours, rest = divmod(most_wait_seconds, 3_600)
-        longest = f"{most_wait_seconds:g} s" if rest else f"{hours:g} h"
-        setting = f"gateway.max_wait_seconds = {most_wait_seconds:g}"
+        # A difference of two times is a little more or less than the setting.
+        seconds = round(most_wait_seconds, 3)
+        longest = f"{seconds:g} s" if seconds % 3_600 else f"{seconds / 3_600:g} h"
+        setting = f"gateway.max_wait_seconds = {seconds:g}"
         advice = f"it resets at {utc_time(self.resets_at)}, and a call waits at most {longest}"
         return f"{self._line}; {advice} ({setting}), so wait for the reset or {_RAISE}"
 

@@ -153,8 +153,6 @@ def test_a_model_without_a_price_is_refused_where_dollars_are_limited(
             assert "mystery-9" in message
             assert "project:a" in message
             assert "did you mean" not in message
-            answer = await gateway.ask(f"/p/a{path}", model="gpt-4o-min")
-            assert "did you mean 'gpt-4o-mini'?" in error_of(answer)["message"]
             assert not gateway.upstream.requests
             answer = await gateway.ask(path, model="mystery-9")
             assert answer.status_code == 200, "nothing is limited there"
@@ -406,12 +404,12 @@ def test_a_budget_that_resets_later_than_a_call_may_wait_names_the_setting(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:
-        async with gateway_service(tmp_path, DAILY.format(seconds=0.2)) as gateway:
+        async with gateway_service(tmp_path, DAILY.format(seconds=2)) as gateway:
             await spend(gateway, "0.99995")
             answer = await gateway.ask(f"/p/a{MESSAGES}", max_tokens=100)
             assert answer.status_code == 402, answer.text
             message = error_of(answer)["message"]
-            assert "a call waits at most 0.2 s (gateway.max_wait_seconds = 0.2)" in message
+            assert "a call waits at most 2 s (gateway.max_wait_seconds = 2)" in message
 
     asyncio.run(scenario())
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headgate.core.money import MAX_RESERVATION_TOKENS, to_micro_usd
 from headgate.errors import CallerError, InvalidAmountError
-from headgate.providers.prices import Cost, Price, PriceList, UnknownPriceError
+from headgate.providers.prices import Cost, Price, PriceList, UnknownPriceError, nearest_model
 
 PUBLISHED = PriceList()
 OWN = PriceList({"mine": Price(input="0.50", output="1.50")})
@@ -337,3 +337,11 @@ def test_overrides_change_while_the_list_is_in_use() -> None:
 def test_whatever_is_written_as_a_pattern_is_a_pattern_of_itself(one: str, other: str) -> None:
     prices = PriceList({one: price(1), other: price(2)})
     assert prices.cost(other, input_tokens=1_000_000, output_tokens=0).usd == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("gpt-4o-min", "gpt-4o-mini"), ("claude-haiku-45", "claude-haiku-4-5"), ("mystery-9", "")],
+)
+def test_the_nearest_model_with_a_price_is_found(typed: str, meant: str) -> None:
+    assert nearest_model(typed) == meant
