@@ -365,3 +365,13 @@ def test_a_section_is_explained_whole_and_an_unknown_word_is_refused(
     assert run(["config", "explain", "max_wait_tick"]) == 0
     assert run(["config", "explain", "queue_shear"]) == 2
     assert "did you mean queue_share?" in capsys.readouterr().err
+
+
+def test_a_word_that_is_a_section_and_a_key_is_explained_as_both(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["config", "explain", "slots", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    shown = {(one["section"], one["key"]) for one in found}
+    assert {("[[slots]]", "provider"), ("[upstreams.NAME]", "slots")} <= shown
+    assert {section for section, _ in shown} == {"[[slots]]", "[upstreams.NAME]"}

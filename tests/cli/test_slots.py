@@ -111,7 +111,7 @@ def test_status_is_a_line_a_slot(capsys: pytest.CaptureFixture[str]) -> None:
         "never",
         "1 poll, 2 wake",
     ]
-    assert hold.startswith("  tasks of spare wait: slot spare is used up (100%), until ")
+    assert hold.startswith("  spare is closed: slot spare is used up (100%), until ")
 
 
 def test_status_as_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_status_of_one_slot_is_everything_that_is_known(
     assert (code, request) == (0, "GET /slots/spare HTTP/1.1")
     facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines())
     assert facts["state"] == "exhausted"
-    assert facts["holds tasks"].startswith("slot spare is used up (100%), until ")
+    assert facts["closed because"].startswith("slot spare is used up (100%), until ")
     assert facts["wake modes"] == "none: it is never woken"
     assert facts["errors"] == "1 poll, 2 wake"
     assert facts["limit"] == "TOKENS_LIMIT, unit 3, 7% used"
@@ -147,7 +147,7 @@ OFF = "paused by hand, `headgate slot resume work` brings it back"
     ("changes", "fact", "text"),
     [
         ({"pollErrors": 1, "lastError": "server error: 500"}, "last error", "server error: 500"),
-        ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "holds tasks", OFF),
+        ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "closed because", OFF),
         ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "reason", None),
         ({"disabledReason": "wakes were not confirmed"}, "reason", "wakes were not confirmed"),
         ({}, "quota from", "traffic: headers"),
@@ -228,7 +228,8 @@ def test_a_wake_that_is_refused_is_one_line_and_is_not_sent_again(
             "disable",
             {"enabled": False, "disabledReason": OFF},
             (
-                "Slot work is paused: nothing is sent with its key, and its tasks wait. "
+                "Slot work is paused: nothing is sent with its key; "
+                "calls and tasks that need the key wait. "
                 "headgate slot resume work ends this.\n"
             ),
         ),

@@ -292,7 +292,8 @@ output = 2.5
 async def test_models_are_told_with_their_route_and_price(tmp_path: Path) -> None:
     async with running(tmp_path, FAST + WORK + MODELS) as service:
         found = {one["name"]: one for one in (await service.get("/models"))["models"]}
-        assert list(found) == ["fast", "local-*"]
+        assert list(found) == ["fast", "local-*", "*"]
+        assert found["*"]["route"] == ["anthropic/*", "openai/*"], "what the settings do not name"
         assert found["fast"]["route"] == ["anthropic/claude-sonnet-4-5", "local/local-large"]
         assert found["fast"]["isAlias"] is True
         assert float(found["fast"]["inputUsdPerMillion"]) > 0

@@ -138,7 +138,7 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
         (
             {"state": "exhausted", "resets_at": LATER, "wait_until": LATER},
             "warning",
-            "is exhausted: its tasks wait for the next window.",
+            "is exhausted: calls and tasks wait for the next window.",
         ),
         (
             {"state": "exhausted", "resets_at": LATER},

@@ -100,7 +100,7 @@ async def test_a_slot_is_switched_off_and_on(tmp_path: Path) -> None:
         await browser.get("/ui/slots")
         page, said = await browser.act("/ui/slots/work/disable")
         assert said.startswith("Done:"), said
-        assert "Its tasks wait: paused by hand" in text_of(page.body)
+        assert "Calls and tasks wait: paused by hand" in text_of(page.body)
         assert "/ui/slots/work/warm" not in page.body.decode()
         _, refused = await browser.act("/ui/slots/work/warm")
         assert refused.startswith("Not done: slot work:")
@@ -167,7 +167,7 @@ async def test_a_slot_whose_key_was_refused_keeps_its_error_and_has_one_tag(tmp_
     )
     assert "Last error refused: the provider answered 401: this key was revoked" in page
     assert "held" not in page
-    assert "Its tasks wait: " in page
+    assert "Calls and tasks wait: " in page
 
 
 async def test_no_page_has_the_key_in_it(tmp_path: Path) -> None:

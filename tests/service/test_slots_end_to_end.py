@@ -113,7 +113,7 @@ def woken(headgate: Command, service: ServiceProcess, provider: str) -> None:
         ["lasting", "open", "1%"],
         ["used-up", "exhausted", "100%"],
     ]
-    assert "tasks of used-up wait: exhausted, 100% used" in lines[4]
+    assert "used-up is closed: exhausted, 100% used" in lines[4]
 
 
 def refused_and_switched(headgate: Command, service: ServiceProcess, provider: str) -> None:

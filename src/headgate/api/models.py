@@ -22,16 +22,22 @@ OK = 200
 PRICED_TOKENS = 10_000
 """How many tokens are priced to tell what a million costs: fewer than raise any price."""
 
+ANY = "*"
+"""Upstreams without `models` take every name, each from clients of its own protocol."""
+
 _MILLION = 1_000_000
 
 
 async def list_models(api: Api, _: Request, __: str) -> Response:
-    """Answer with the models that the settings name."""
+    """Answer with the models that the settings name, and with `*` for what takes every other."""
     settings = api.config.settings
     names = dict.fromkeys(settings.models)
     for upstream in settings.all_upstreams.values():
         names |= dict.fromkeys(upstream.models)
     bodies = [_body(api.prices, settings, name, _route(settings, name)) for name in names]
+    others = [f"{name}/{ANY}" for name, one in settings.all_upstreams.items() if not one.models]
+    if others and ANY not in names:
+        bodies.append(ModelBody(name=ANY, route=others, is_alias=False))
     return json_response(OK, ModelListBody(models=bodies))
 
 

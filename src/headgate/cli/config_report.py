@@ -247,7 +247,10 @@ class ExplainedSetting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explained_settings(word: str) -> list[ExplainedSetting]:
-    """Return the settings whose section or key has this word in it, in the order of the file."""
+    """Return the settings whose section or key has this word in it, in the order of the file.
+
+    A section or a key of that very name goes before all that only have the word in it.
+    """
     every = [
         ExplainedSetting(
             section=heading,
@@ -271,5 +274,9 @@ def explained_settings(word: str) -> list[ExplainedSetting]:
         advice = f"did you mean {close[0]}?" if close else "headgate config explain lists all"
         problem = f"no setting has this in its name; {advice}"
         raise InvalidSettingError(word, problem)
-    exact = [one for one in found if one.key == wanted]
+    exact = [
+        one
+        for one in found
+        if one.key == wanted or (not dot and one.section.strip("[]").partition(".")[0] == wanted)
+    ]
     return exact or found

@@ -378,10 +378,10 @@ Examples:
 @connection_options
 @json_option
 def pause(*, name: str, connection: Connection, as_json: bool) -> None:
-    """Pause a key slot: nothing is sent with its key, and its tasks wait."""
+    """Pause a key slot: nothing is sent with its key, and what needs it waits."""
     with _asking(connection) as client, _naming_slots(client, name):
         answer = client.disable_slot(name)
-    line = "is paused: nothing is sent with its key, and its tasks wait."
+    line = "is paused: nothing is sent with its key; calls and tasks that need the key wait."
     _print_switched(
         answer, f"{line} headgate slot resume {answer.name} ends this.", as_json=as_json
     )
@@ -461,8 +461,8 @@ def row_of(slot: SlotBody) -> tuple[str, ...]:
 
 
 def notes_of(slots: Sequence[SlotBody]) -> list[str]:
-    """Return what a column would have no room for: why tasks wait, why a wake will be skipped."""
-    waits = [f"  tasks of {one.name} wait: {_wait(one)}" for one in slots if one.wait_reason]
+    """Return what no column has room for: why a slot is closed, why a wake will be skipped."""
+    waits = [f"  {one.name} is closed: {_wait(one)}" for one in slots if one.wait_reason]
     wakes = [f"  next wake of {one.name}: {_wake(one)}" for one in slots if _wake_needs_note(one)]
     return [printable(line) for line in (*waits, *wakes)]
 
@@ -494,7 +494,7 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("plan", slot.level or ""),
         ("state", _state(slot)),
         ("reason", "" if slot.wait_reason == slot.disabled_reason else slot.disabled_reason),
-        ("holds tasks", _wait(slot)),
+        ("closed because", _wait(slot)),
         ("closed by", _closers(slot)),
         ("only for", ", ".join(slot.projects or ())),
         ("used", percent(slot.percent_used)),

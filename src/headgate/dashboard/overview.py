@@ -319,7 +319,7 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
     for slot in slots:
         if slot.state == "disabled":
             why = slot.disabled_reason.removeprefix("disabled, ")
-            yield _slot_attention(slot, "bad", f"is disabled: {why or 'its tasks wait'}.")
+            yield _slot_attention(slot, "bad", f"is disabled: {why or 'what needs its key waits'}.")
         elif slot.state == "exhausted":
             yield _slot_attention(slot, "warning", f"is exhausted: {_awaited(slot)}.")
         elif slot.state == "paused":
@@ -329,7 +329,7 @@ def of_slots(slots: Iterable[SlotBody]) -> Iterator[Notice]:
             yield _slot_attention(slot, "bad", f"has {slot.wait_reason}.")
         elif slot.state == "closed":
             yield _slot_attention(
-                slot, "warning", f"is closed: {slot.wait_reason or 'its tasks wait'}."
+                slot, "warning", f"is closed: {slot.wait_reason or 'what needs its key waits'}."
             )
         elif slot.poll_errors >= WORRYING_POLL_ERRORS:
             text = f"could not be read {slot.poll_errors} times in a row: {slot.last_error}."
@@ -340,7 +340,7 @@ def _awaited(slot: SlotBody) -> str:
     """Return what the tasks of a slot that is used up wait for."""
     if slot.resets_at is not None and slot.wait_until is None:
         return "its window ended, and the next poll must confirm it"
-    return "its tasks wait for the next window"
+    return "calls and tasks wait for the next window"
 
 
 def _slot_attention(slot: SlotBody, tone: Literal["bad", "warning"], text: str) -> Notice:

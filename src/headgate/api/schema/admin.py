@@ -122,10 +122,10 @@ class ModelBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"
 
 
 class ModelListBody(msgspec.Struct, kw_only=True):
-    """The models that the settings name: aliases first, then the patterns of upstreams."""
+    """The models that the settings name, and `*` for all others if an upstream takes them."""
 
     models: list[ModelBody]
-    """Aliases first, then the patterns of upstreams."""
+    """Aliases first, then the patterns of upstreams, then `*`."""
 
 
 class ClosureListBody(msgspec.Struct, kw_only=True):

@@ -148,10 +148,10 @@ SLOTS = PaneKind(
         _time("wake"),
         _text("woken", 15, from_width=102),
         _number("errors", 6, from_width=90),
-        _text("held because", 13, ColumnKind.REASON),
+        _text("reason", 13, ColumnKind.REASON),
     ),
     rows.slot_rows,
-    "No slot is configured; docs/how-to/key-slots.md says how.",
+    "No slot is configured; headgate config explain slots says how.",
 )
 
 CALLS = PaneKind(
@@ -167,7 +167,7 @@ CALLS = PaneKind(
         _text("reason", 20, ColumnKind.REASON),
     ),
     rows.call_rows,
-    "No call waits or runs; docs/how-to/connect-clients.md says how to make some.",
+    "No call waits or runs; set ANTHROPIC_BASE_URL or OPENAI_BASE_URL of a client to this service.",
 )
 
 PANES = (PROJECTS, LANES, RUNNING, WAITING, BUDGETS, SLOTS, CALLS)

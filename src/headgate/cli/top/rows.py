@@ -203,7 +203,8 @@ def _held_because(slot: SlotBody) -> str:
     # That it is disabled says its state.
     why = slot.wait_reason or slot.disabled_reason or slot.last_error
     if not why and slot.next_wake is not None and slot.next_wake.is_skipped:
-        return f"wake {slot.next_wake.text}"
+        # The column before says that the wake is skipped, and when it would have come.
+        return slot.next_wake.text.partition("skipped, ")[2]
     if not why and slot.no_wake_reason:
         return f"no wake: {slot.no_wake_reason}"
     state = state_words(slot.state)
