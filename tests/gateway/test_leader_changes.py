@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import httpx2
 import pytest
 
 from budgets.fault_proxy import FaultProxy, running_proxy
-from budgets.servers import PostgresServer
+from budgets.servers import PostgresServer, running_pair
 from gateway.billing_upstream import BillingUpstream
 from gateway.gateway_service import (
     ANTHROPIC_KEY,
@@ -436,6 +437,39 @@ async def test_a_task_whose_call_was_lost_elsewhere_is_booked_at_what_it_held(
             assert done.status_code == 200, done.text
             record = await ended(third, task_id)
             assert record.tokens == 500, "the call may have been billed"
+
+
+@pytest.mark.timeout(180)
+async def test_a_failover_of_the_database_ends_no_call_and_books_each_once(tmp_path: Path) -> None:
+    """Whichever node decides after it: one call runs meanwhile, and one waits behind it."""
+    with running_pair() as pair:
+        for name in ("first", "second"):
+            (tmp_path / name).mkdir()
+        options: Any = {"store": pair.url, "inflight": 1}
+        async with (
+            BillingUpstream() as upstream,
+            gateway_service(tmp_path / "first", BUDGET, running=upstream, **options) as first,
+            gateway_service(tmp_path / "second", BUDGET, running=upstream, **options) as second,
+        ):
+            nodes = (first, second)
+            running = first.start(TEAM, "[[until later]]")
+            await first.until(lambda: len(upstream.requests) == 1)
+            waiting = second.start(TEAM, "[[mark waits]]")
+            await first.until_waiting()
+            await asyncio.to_thread(pair.fail_over)
+            await asyncio.to_thread(pair.rejoin)
+            await first.until(lambda: any(one.calls._state() is not None for one in nodes))
+            upstream.releases.add("later")
+            assert (await running).status_code == 200
+            answer = await waiting
+            assert answer.status_code == 200, answer.text
+            assert upstream.accounts[ANTHROPIC_KEY].most_running == 1
+            for one in nodes:
+                await one.until_idle()
+            status = await second.status("project:team")
+            billed = sum(charge.tokens for charge in upstream.bill)
+            assert status["spentTokens"] + status["overrunTokens"] == billed
+            assert float(status["reservedUsd"]) == 0
 
 
 async def test_a_client_cannot_make_up_a_place(tmp_path: Path, postgres: PostgresServer) -> None:
