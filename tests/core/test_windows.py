@@ -116,6 +116,19 @@ def test_next_release_is_when_the_oldest_bucket_leaves() -> None:
     assert count.next_release_at(START + 91) is None
 
 
+@given(st.lists(st.tuples(st.integers(-200, 200), st.integers(0, 10)), max_size=60))
+def test_what_is_counted_is_the_sum_of_the_buckets_whatever_the_clock_does(
+    events: list[tuple[int, int]],
+) -> None:
+    count, now = SlidingCount(window_seconds=WINDOW), START
+    for seconds, weight in events:
+        now += seconds
+        count = count.record(now, weight)
+        fresh = SlidingCount(window_seconds=WINDOW, buckets=count.buckets)
+        assert count == fresh
+        assert count.total(now) == sum(amount for _, amount in fresh.at(now).buckets)
+
+
 @given(EVENTS, st.integers(1, 40))
 @settings(deadline=None)
 def test_no_stretch_of_the_windows_length_holds_more_than_the_limit(

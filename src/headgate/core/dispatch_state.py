@@ -1687,7 +1687,8 @@ class DispatchState:
         if task.is_call:
             self.index.give_back_upstream(task.target or "")
         self.index.give_back_permit(attempt.agent_id, lane_kind(task))
-        self.workers.settle(attempt, now)
+        if not task.is_call:
+            self.workers.settle(attempt, now)
 
     def _queue(self, record: TaskRecord, now: float, hold: HoldOf | None = None) -> None:
         task, progress = record.task, record.progress
@@ -1981,7 +1982,8 @@ class DispatchState:
         attempt = InFlightAttempt(task, number, agent_id, node_id, counted, tokens, slot, seconds)
         self.in_flight.add(attempt)
         self.slots.count(slot)
-        self.workers.start(attempt, now)
+        if not task.is_call:
+            self.workers.start(attempt, now)
         if task.parent_id is None:
             self.usage.add(task.project_id, now, started=1)
         return Planned(

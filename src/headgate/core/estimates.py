@@ -17,6 +17,7 @@ known bounds it as well.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from math import ceil, floor, log
 from typing import NamedTuple
 
@@ -187,6 +188,7 @@ class Sketch(msgspec.Struct, kw_only=True, omit_defaults=True):
         return min(summed // total, self.largest)
 
 
+@lru_cache(maxsize=4_096)
 def _bucket(amount: int) -> int:
     return 0 if amount <= 0 else 1 + floor(log(amount) / _GROWTH)
 
@@ -233,15 +235,17 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def feed(self, learned: Learned, *, is_own: bool) -> None:
         """Add to what is known of a kind; that it says nothing is known of its own kind alone."""
-        for unit, sketch, used, held in (
-            (Unit.MICRO_USD, learned.micro_usd, self.micro_usd, self.held_micro_usd),
-            (Unit.TOKENS, learned.tokens, self.tokens, self.held_tokens),
-        ):
-            if used is None:
-                if is_own and self._is_missing(unit, used):
-                    sketch.miss()
-            elif self._tells(used):
-                sketch.add(used, is_overrun=0 < held < used)
+        dollars, tokens = self.micro_usd, self.tokens
+        if dollars is not None:
+            if self._tells(dollars):
+                learned.micro_usd.add(dollars, is_overrun=0 < self.held_micro_usd < dollars)
+        elif is_own and self._is_missing(Unit.MICRO_USD, dollars):
+            learned.micro_usd.miss()
+        if tokens is not None:
+            if self._tells(tokens):
+                learned.tokens.add(tokens, is_overrun=0 < self.held_tokens < tokens)
+        elif is_own and self._is_missing(Unit.TOKENS, tokens):
+            learned.tokens.miss()
 
     def _tells(self, used: int | None) -> bool:
         # Nothing used, by work that failed, says nothing of what a success costs.
@@ -489,9 +493,14 @@ class Estimates:
     ) -> Estimate:
         """Return the estimate of a unit for which nobody gave one."""
         own = self.get(kind)
-        if default is None and own is not None and own.sketch(unit).is_silent:
-            return SILENT
-        for level in kind.levels():
+        if own is not None:
+            sketch = own.tokens if unit is Unit.TOKENS else own.micro_usd
+            if default is None and sketch.is_silent:
+                return SILENT
+            if sketch.is_known:
+                found = self._from(kind, kind, sketch, unit, quantile, reserve)
+                return found if default is None else _beside_default(found, default)
+        for level in kind.levels()[1:]:
             learned = self.get(level)
             if learned is not None and learned.sketch(unit).is_known:
                 found = self._from(level, kind, learned.sketch(unit), unit, quantile, reserve)
@@ -536,8 +545,11 @@ class Estimates:
         any of them has cost, and the first of it runs alone; unless they were so many different
         ones that a further one is like them.
         """
-        is_strange = level != kind and self._actions.get(kind[:2], 0) < FEW_SAMPLES
-        known = self._found.setdefault(level, {})
+        is_own = level == kind
+        is_strange = not is_own and self._actions.get(kind[:2], 0) < FEW_SAMPLES
+        known = self._found.get(level)
+        if known is None:
+            known = self._found[level] = {}
         key = (unit, quantile, reserve, is_strange)
         estimate = known.get(key)
         if estimate is None:
@@ -546,7 +558,7 @@ class Estimates:
             if is_strange:
                 estimate = msgspec.structs.replace(estimate, at_once=1)
             known[key] = estimate
-        return estimate if level == kind else msgspec.structs.replace(estimate, is_others=True)
+        return estimate if is_own else msgspec.structs.replace(estimate, is_others=True)
 
     def _count_action(self, kind: Kind) -> None:
         if kind.action:
@@ -562,18 +574,16 @@ class Estimates:
 
 def _says_little(sample: Sample, learned: Learned) -> bool:
     """Tell whether estimates may stay as they are: one more of many changes next to nothing."""
-    for sketch, used, held in (
-        (learned.micro_usd, sample.micro_usd, sample.held_micro_usd),
-        (learned.tokens, sample.tokens, sample.held_tokens),
-    ):
-        if used is None:
-            is_little = not sketch.silent
-        else:
-            is_known = sketch.count >= MANY_SAMPLES and sketch.count % LATE_SAMPLES > 0
-            is_little = is_known and used <= sketch.largest and not 0 < held < used
-        if not is_little:
-            return False
-    return True
+    return _is_little(learned.tokens, sample.tokens, sample.held_tokens) and _is_little(
+        learned.micro_usd, sample.micro_usd, sample.held_micro_usd
+    )
+
+
+def _is_little(sketch: Sketch, used: int | None, held: int) -> bool:
+    if used is None:
+        return not sketch.silent
+    is_known = sketch.count >= MANY_SAMPLES and sketch.count % LATE_SAMPLES > 0
+    return is_known and used <= sketch.largest and not 0 < held < used
 
 
 def _beside_claim(without: Estimate, said: int, least: int) -> Estimate:

@@ -331,7 +331,9 @@ class ProjectUsage:
         oldest = hour - self._window_seconds
         for project_id, hours in self._hours.items():
             for old in [start for start in hours if start < oldest]:
-                self._count(project_id, *(-amount for amount in hours.pop(old)))
+                tokens, started, completed, forgiven = hours[old]
+                self._add(project_id, old, -tokens, -started, -completed, -forgiven)
+                del hours[old]
 
     def _add(
         self,
@@ -348,22 +350,17 @@ class ProjectUsage:
         amounts = hours.get(hour)
         if amounts is None:
             amounts = hours[hour] = [0, 0, 0, 0]
-        amounts[0] += tokens
-        amounts[1] += started
-        amounts[2] += completed
-        amounts[3] += forgiven
-        self._count(project_id, tokens, started, completed, forgiven)
-
-    def _count(
-        self, project_id: str, tokens: int, started: int, completed: int, forgiven: int
-    ) -> None:
         if tokens:
+            amounts[0] += tokens
             self.tokens[project_id] = self.tokens.get(project_id, 0) + tokens
         if started:
+            amounts[1] += started
             self.started[project_id] = self.started.get(project_id, 0) + started
         if completed:
+            amounts[2] += completed
             self.completed[project_id] = self.completed.get(project_id, 0) + completed
         if forgiven:
+            amounts[3] += forgiven
             self.forgiven[project_id] = self.forgiven.get(project_id, 0) + forgiven
 
 

@@ -221,6 +221,12 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
     return frozenset(parts)
 
 
+@lru_cache(maxsize=1_024)
+def offered_parts(key: GateKey) -> tuple[GatePart, ...]:
+    """List the parts of a gate that are closed for want of a permit."""
+    return tuple([part for part in gate_parts(key) if part.kind in OFFERED])
+
+
 class Gate:
     """One gate of the index, with whatever closes it at the moment."""
 
@@ -263,10 +269,9 @@ class GateTable:
 
     def is_open(self, key: GateKey) -> bool:
         """Tell whether the gate of this key is open, or would be if anybody waited behind it."""
-        parts = gate_parts(key)
-        if self._closures and not self._closures.keys().isdisjoint(parts):
+        if self._closures and not self._closures.keys().isdisjoint(gate_parts(key)):
             return False
-        return all(part.kind not in OFFERED or self._shut(part) is None for part in parts)
+        return all(self._shut(part) is None for part in offered_parts(key))
 
     def behind(self, part: GatePart) -> list[Gate]:
         """Return the gates that a part closes now."""

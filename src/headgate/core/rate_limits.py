@@ -8,6 +8,7 @@ buckets that changed are handed to whoever keeps them.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -37,7 +38,7 @@ def seconds_left(*, window_start: float, window_seconds: float, now: float) -> f
     return max(0.0, window_seconds - (now - window_start))
 
 
-class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
+class SlidingCount(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What was counted lately, as `(number, amount)` buckets in ascending order.
 
     Bucket `n` covers the times from `n * bucket_seconds` up to the next one. A clock that goes back
@@ -52,6 +53,11 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
     def bucket_seconds(self) -> float:
         """The length of one bucket."""
         return self.window_seconds / BUCKETS_PER_WINDOW
+
+    @cached_property
+    def counted(self) -> int:
+        """The sum of all buckets."""
+        return sum([amount for _, amount in self.buckets])
 
     def at(self, now: float) -> SlidingCount:
         """Return what still counts at `now`; it has at most `BUCKETS_PER_WINDOW + 1` buckets."""
@@ -73,16 +79,21 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
         """Return the count with `weight` more at `now`: 1 for a request, or a number of tokens."""
         if weight < 0:
             raise InvalidAmountError("weight", f"must be 0 or more, not {weight}")
-        buckets = self.at(now).buckets
-        number = int(now // self.bucket_seconds)
+        present = self.at(now)
+        buckets = present.buckets
+        number = int(now // (self.window_seconds / BUCKETS_PER_WINDOW))
         if not buckets or buckets[-1][0] < number:
-            return self._with((*buckets, (number, weight)))
-        newest, amount = buckets[-1]
-        return self._with((*buckets[:-1], (newest, amount + weight)))
+            made = self._with((*buckets, (number, weight)))
+        else:
+            newest, amount = buckets[-1]
+            made = self._with((*buckets[:-1], (newest, amount + weight)))
+        # Handed on, or every attempt would add up all buckets anew.
+        made.__dict__["counted"] = present.counted + weight
+        return made
 
     def total(self, now: float) -> int:
         """Return how much counts at `now`."""
-        return sum(amount for _, amount in self.at(now).buckets)
+        return self.at(now).counted
 
     def next_release_at(self, now: float) -> float | None:
         """Return when the oldest bucket stops counting, or None if nothing counts."""
@@ -94,7 +105,7 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
         if needed > limit:
             return None
         present = self.at(now)
-        excess = sum([amount for _, amount in present.buckets]) + needed - limit
+        excess = present.counted + needed - limit
         if excess <= 0:
             return now
         free_at = now
@@ -109,7 +120,7 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True):
         return (number + 1 + BUCKETS_PER_WINDOW) * self.bucket_seconds
 
     def _with(self, buckets: tuple[tuple[int, int], ...]) -> SlidingCount:
-        return msgspec.structs.replace(self, buckets=buckets)
+        return SlidingCount(window_seconds=self.window_seconds, buckets=buckets)
 
 
 RateKind = Literal["agent_type", "target", "slot"]
@@ -124,7 +135,7 @@ class RateCharge(msgspec.Struct, frozen=True, kw_only=True):
     amount: int
 
 
-class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """At most so many requests or tokens in any stretch of time as long as the window."""
 
     kind: RateKind
@@ -133,7 +144,7 @@ class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     most: int
     window_seconds: int
 
-    @property
+    @cached_property
     def id(self) -> str:
         """What the count is kept under; another limit on the same window goes on with it."""
         return f"{self.kind}:{self.name}:{self.unit}:{self.window_seconds}"

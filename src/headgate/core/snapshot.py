@@ -227,11 +227,13 @@ def tokens_charged(task: Task, default_tokens: int, *, learned: int = 0) -> int:
     for no more than `MOST_CLAIMED_SHARE` times that, because others have the project and its rate
     limits, too.
     """
+    if task.estimate_tokens is not None and not task.has_claims:
+        return max(1, task.estimate_tokens)
     weighted = min(math.ceil(task.weight * default_tokens), MAX_RESERVATION_TOKENS)
     if task.has_claims:
         known = max(default_tokens, learned)
         return max(known, min(max(weighted, task.estimate_tokens or 0), MOST_CLAIMED_SHARE * known))
-    return max(1, weighted if task.estimate_tokens is None else task.estimate_tokens)
+    return max(1, weighted)
 
 
 def is_due(task: Task, now: float | None) -> bool:
