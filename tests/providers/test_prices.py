@@ -190,6 +190,15 @@ def test_an_override_comes_before_the_published_price() -> None:
     assert prices.cost("gpt-4o", input_tokens=1, output_tokens=0).micro_usd == 1_000
 
 
+def test_a_price_that_was_asked_for_follows_other_overrides_at_once() -> None:
+    prices = PriceList({"gpt-4o": Price(input=1_000, output=0)}, default=Price(input=3, output=3))
+    assert prices.cost("gpt-4o", input_tokens=1, output_tokens=0).micro_usd == 1_000
+    assert prices.cost("no-such-model", input_tokens=1, output_tokens=0).micro_usd == 3
+    prices.change({"gpt-4o": Price(input=7, output=0), "no-such-*": Price(input=9, output=9)})
+    assert prices.cost("gpt-4o", input_tokens=1, output_tokens=0).micro_usd == 7
+    assert prices.cost("no-such-model", input_tokens=1, output_tokens=0).micro_usd == 9
+
+
 @pytest.mark.parametrize("model", ["no-such-model", "", "x" * 100_000, "no-such/gpt", "/", "\x00"])
 def test_an_unknown_model_is_refused(model: str) -> None:
     with pytest.raises(UnknownPriceError, match=r"add \[prices\.") as caught:

@@ -231,10 +231,11 @@ class CallEstimates:
         A model without a price holds the default in dollars, or nothing: who limits dollars asks
         `prices.is_known` first.
         """
-        kind = Kind(project_id if whose is None else whose, model).text
+        own = Kind(project_id, model)
+        kind = own.text if whose is None else Kind(whose, model).text
         if reserve is Reserve.STRICT and self._is_measured:
             return self._strict(call, model, prices, kind)
-        length = self._length(call, Kind(project_id, model), reserve)
+        length = self._length(call, own, reserve)
         given = self.input_tokens(call, model, project_id)
         if length.basis is Basis.PROBE:
             # Nothing is known of the output; the input costs so much at least.

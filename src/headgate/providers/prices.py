@@ -16,6 +16,7 @@ from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -167,8 +168,6 @@ class _Rates(msgspec.Struct, frozen=True, kw_only=True):
 _MOST_PLAIN = 1_000_000_000
 """Up to this a count need not be looked at any closer."""
 
-_NONE_CACHED, _NO_OTHERS = (0, 0, 0), (0, 0, 0, 0)
-
 _COUNTS = _Usage.__struct_fields__
 
 
@@ -197,11 +196,15 @@ class PriceList:
         self, overrides: Mapping[str, Price] | None = None, *, default: Price | None = None
     ) -> None:
         self._overrides = _Overrides(overrides or {})
+        self._recent: dict[tuple[str, str], tuple[float, _Tiers]] = {}
+        """The rates of models and tiers that were asked for, and until when they count."""
+
         self._default = None if default is None else _rates(default, "default")
 
     def change(self, overrides: Mapping[str, Price]) -> None:
         """Go by other overrides from now on, whoever uses the list."""
         self._overrides = _Overrides(overrides)
+        self._recent.clear()
 
     def is_known(self, model: str) -> bool:
         """Tell whether a call to a model has a price; without one, `cost` refuses it."""
@@ -254,8 +257,8 @@ class PriceList:
             type(input_tokens) is type(output_tokens) is int
             and 0 <= input_tokens <= _MOST_PLAIN
             and 0 <= output_tokens <= _MOST_PLAIN
-            and (cache_read_tokens, cache_write_tokens, cache_write_1h_tokens) == _NONE_CACHED
-            and (audio_input_tokens, audio_output_tokens, web_searches, file_searches) == _NO_OTHERS
+            and cache_read_tokens == 0 == cache_write_tokens == cache_write_1h_tokens
+            and audio_input_tokens == 0 == audio_output_tokens == web_searches == file_searches
         ):
             # Every call is priced some times, and nearly always of two plain numbers.
             rates = self._rates(
@@ -332,18 +335,35 @@ class PriceList:
         return _bookable(rates.micro_usd(usage))
 
     def _rates(self, model: str, input_tokens: int, *, has_output: bool, tier: str) -> _Rates:
-        if self._overrides.are_there:
-            rates = self._overrides.find(model)
-            if rates is not None:
-                return rates
-        if tier and tier not in _SERVICE_TIERS:
-            tier = ""
-        try:
-            return _published(model, input_tokens, has_output=has_output, tier=tier)
-        except UnknownPriceError:
+        recent = self._recent.get((model, tier))
+        if recent is None or recent[0] <= monotonic():
+            recent = self._look_up(model, tier)
+        tiers = recent[1]
+        # What is sold by the hour or by the image has no price for tokens; they would seem free.
+        if has_output and not tiers.has_output:
             if self._default is None:
-                raise
+                raise UnknownPriceError(model, _UNPRICED)
             return self._default
+        return tiers.rates[0][1] if len(tiers.rates) == 1 else tiers.find(input_tokens)
+
+    def _look_up(self, model: str, tier: str) -> tuple[float, _Tiers]:
+        """Return the rates of a model, and until when they count; none is the default."""
+        own = self._overrides.find(model) if self._overrides.are_there else None
+        if own is not None:
+            found = (inf, _Tiers(((0, own),), has_output=True))
+        else:
+            until = monotonic() + LOOKED_UP_SECONDS
+            try:
+                found = (until, _published(model, tier if tier in _SERVICE_TIERS else ""))
+            except UnknownPriceError:
+                if self._default is None:
+                    raise
+                found = (until, _Tiers(((0, self._default),), has_output=True))
+        if len(model) <= MAX_MODEL_LENGTH and len(tier) <= MAX_MODEL_LENGTH:
+            if len(self._recent) >= MAX_MODELS_CACHED:
+                self._recent.clear()
+            self._recent[model, tier] = found
+        return found
 
 
 class _Overrides:
@@ -417,27 +437,15 @@ def _bookable(micro_usd: int) -> MicroUsd:
     return MicroUsd(micro_usd)
 
 
-def _published(model: str, input_tokens: int, *, has_output: bool, tier: str) -> _Rates:
-    looked_up = _looked_up.get((model, tier))
-    if looked_up is not None and looked_up[0] > monotonic():
-        tiers = looked_up[1]
-    else:
-        tiers = _look_up(model, tier)
-    # What is sold by the hour or by the image has no price for tokens; they would seem free.
-    if tiers is None or (has_output and not tiers.has_output):
-        raise UnknownPriceError(model, "has no known price for tokens")
-    return tiers.find(input_tokens)
-
-
 LOOKED_UP_SECONDS = 1.0
 """How long a published price counts before it is looked up again: some change by the hour."""
 
-_looked_up: dict[tuple[str, str], tuple[float, _Tiers | None]] = {}
+_UNPRICED = "has no known price for tokens"
 _known_tiers: dict[tuple[int, str, int], tuple[ModelPrice, _Tiers | None]] = {}
 
 
-def _look_up(model: str, tier: str) -> _Tiers | None:
-    """Return the rates of a model as they are published for now; None if tokens have no price."""
+def _published(model: str, tier: str) -> _Tiers:
+    """Return the rates of a model as they are published for now."""
     found = _find(model)
     if found is None:
         raise UnknownPriceError(model)
@@ -451,9 +459,8 @@ def _look_up(model: str, tier: str) -> _Tiers | None:
             _known_tiers.clear()
         # The published price is kept as well: its id is nobody else's as long as it lives.
         known = _known_tiers[key] = (standard, _tiers(prices))
-    if len(_looked_up) >= MAX_MODELS_CACHED:
-        _looked_up.clear()
-    _looked_up[model, tier] = (monotonic() + LOOKED_UP_SECONDS, known[1])
+    if known[1] is None:
+        raise UnknownPriceError(model, _UNPRICED)
     return known[1]
 
 

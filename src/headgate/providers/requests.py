@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from enum import Enum
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -169,26 +170,33 @@ def read_call(path: str, body: bytes) -> ModelCall:
     if not isinstance(fields, dict):
         size = len(body)
         return ModelCall(model="", prompt_chars=size, prompt_bytes=size, is_readable=False)
-    path = path.rstrip("/")
-    is_embedding = path.endswith(_EMBEDDINGS)
+    endpoint = _endpoint_of(path)
     measure = _Measure()
     measure.add(fields)
     tools = fields.get("tools")
     tools = tools if isinstance(tools, list) else []
-    limits = {name: limit for name in _LIMITS if (limit := _whole(fields.get(name))) is not None}
-    known = [limits[name] for name in _limits_of(path) if name in limits]
+    max_tokens: int | None = 0 if endpoint.is_embedding else None
+    bound_tokens = max_tokens
+    if not endpoint.is_embedding:
+        for name in _LIMITS:
+            limit = _whole(fields[name]) if name in fields else None
+            if limit is None:
+                continue
+            # Which of several limits holds is the provider's to say.
+            max_tokens = limit if max_tokens is None else max(max_tokens, limit)
+            if name in endpoint.limits:
+                bound_tokens = limit if bound_tokens is None else max(bound_tokens, limit)
     call = ModelCall(
         model=_text(fields, "model"),
         prompt_chars=measure.size,
-        # Which of several limits holds is the provider's to say.
-        max_tokens=0 if is_embedding else max(limits.values(), default=None),
-        bound_tokens=0 if is_embedding else max(known, default=None),
+        max_tokens=max_tokens,
+        bound_tokens=bound_tokens,
         prompt_bytes=len(body),
         images=measure.images,
         has_open_input=measure.is_open,
         is_stream=fields.get("stream") is True,
-        is_stored=path.endswith(_RESPONSES) and fields.get("store") is not False,
-        is_message=path.endswith("/messages"),
+        is_stored=endpoint.keeps_responses and fields.get("store") is not False,
+        is_message=endpoint.is_message,
         prefix_hash=_prefix_hash(fields, tools),
     )
     return call if fields.keys().isdisjoint(_RARE_FIELDS) else _with_rare(call, fields, tools)
@@ -304,17 +312,18 @@ class _Measure:
         waiting: list[object] = [content]
         while waiting:
             value = waiting.pop()
-            if isinstance(value, str):
+            # Nearly all are text.
+            if type(value) is str or isinstance(value, str):
                 size += len(value) if value.isascii() else _bytes_of(value)
-            elif isinstance(value, list):
-                waiting += value
             elif isinstance(value, dict):
                 names = "".join(value)
                 size += len(names) if names.isascii() else _bytes_of(names)
-                if is_plain:
+                if is_plain or value.keys().isdisjoint(_MARKS):
                     waiting += value.values()
                 else:
                     self._add_object(value, waiting)
+            elif isinstance(value, list):
+                waiting += value
             elif type(value) is int:
                 # A prompt may be given in tokens, as numbers.
                 size += CHARACTERS_PER_TOKEN
@@ -322,9 +331,6 @@ class _Measure:
 
     def _add_object(self, value: dict[str, Any], waiting: list[object]) -> None:
         """Measure what is no text in an object; what is left to be measured waits."""
-        if value.keys().isdisjoint(_MARKS):
-            waiting += value.values()
-            return
         kind = value.get("type")
         kind = kind if isinstance(kind, str) else ""
         if kind in _TOOL_CALLS:
@@ -365,6 +371,25 @@ def _bytes_of(text: str) -> int:
 
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+
+
+class _Endpoint(NamedTuple):
+    limits: tuple[str, ...]
+    is_embedding: bool
+    keeps_responses: bool
+    is_message: bool
+
+
+@lru_cache(maxsize=256)
+def _endpoint_of(path: str) -> _Endpoint:
+    """Return what the path of a request says of it."""
+    path = path.rstrip("/")
+    return _Endpoint(
+        limits=_limits_of(path),
+        is_embedding=path.endswith(_EMBEDDINGS),
+        keeps_responses=path.endswith(_RESPONSES),
+        is_message=path.endswith("/messages"),
+    )
 
 
 def _limits_of(path: str) -> tuple[str, ...]:

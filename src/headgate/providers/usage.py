@@ -79,7 +79,7 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
         """
         named = self.model or priced_as or None
         total = self.input_tokens + self.output_tokens
-        if min(self.input_tokens, self.output_tokens) < 0 or total > MAX_RESERVATION_TOKENS:
+        if self.input_tokens < 0 or self.output_tokens < 0 or total > MAX_RESERVATION_TOKENS:
             # It has used something, though nobody can have used that.
             return Usage(model=named)
         micro_usd = self._micro_usd(priced_as or self.model, prices)
@@ -127,8 +127,12 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_possible(self) -> bool:
         """Whether somebody can have used that."""
-        counts = (self.input_tokens, self.output_tokens, self.cached_tokens)
-        return min(counts) >= 0 and self.tokens <= MAX_RESERVATION_TOKENS
+        given, made = self.input_tokens, self.output_tokens
+        return (
+            given >= 0 <= made
+            and self.cached_tokens >= 0
+            and given + made <= MAX_RESERVATION_TOKENS
+        )
 
 
 class _Details(msgspec.Struct):
@@ -156,6 +160,9 @@ class _Counts(msgspec.Struct):
     cache_creation: object = None
     server_tool_use: object = None
     speed: object = None
+
+
+_NO_OUTPUT = msgspec.Raw()
 
 
 class _Response(msgspec.Struct):
@@ -375,9 +382,14 @@ def _usage(response: _Response) -> ReportedUsage | None:
     if usage is None:
         return None
     tier, model = response.service_tier, response.model
+    model = model if isinstance(model, str) else ""
+    has_tools = counts.server_tool_use is not None or response.output != _NO_OUTPUT
+    if tier is None and counts.speed is None and not has_tools:
+        # Most responses say no more.
+        return msgspec.structs.replace(usage, model=model)
     return msgspec.structs.replace(
         usage,
-        model=model if isinstance(model, str) else "",
+        model=model,
         service_tier=tier if isinstance(tier, str) else "",
         is_surcharged=counts.speed == "fast",
         server_tool_requests=_count(counts.server_tool_use, "web_search_requests")
@@ -396,6 +408,8 @@ def _whole_input(
     # A negative count stays as it is, to be refused; the larger of two is what may be charged.
     output = beyond if produced is None else produced if produced < 0 else max(produced, beyond)
     made = counts.completion_tokens_details or counts.output_tokens_details
+    if details is None and not made:
+        return ReportedUsage(input_tokens=given, output_tokens=output)
     heard = 0 if details is None else _whole(details.audio_tokens)
     return ReportedUsage(
         input_tokens=given,
