@@ -92,7 +92,7 @@ class Gateway:
         """Have the clients of all calls go."""
         for live in self._entered:
             if not live.is_over:
-                self.calls.go_away(live, seconds=0.0)
+                self.calls.go_away(live, "", seconds=0.0)
 
     async def get(self, path: str, token: str = "") -> Response:
         headers = {"authorization": f"Bearer {token}"} if token else {}

@@ -120,6 +120,9 @@ class Gateway(Protocol):
     def has(self, method: str, path: str) -> bool:
         """Tell whether a request is for the gateway."""
 
+    def takes(self, url: bytes) -> bool:
+        """Tell by its address whether a request with a body is for the gateway."""
+
     def check_head(self, head: Head) -> Caller | None:
         """Refuse whoever is not let in, as `App.check_head` does."""
 
@@ -179,9 +182,9 @@ class App:
 
         Return who sends it, where that is known already.
         """
-        path = head.url.partition(b"?")[0]
-        if self._gateway is not None and self._gateway.has("POST", path.decode("latin-1")):
+        if self._gateway is not None and self._gateway.takes(head.url):
             return self._gateway.check_head(head)
+        path = head.url.partition(b"?")[0]
         if self._pages is not None and self._pages.has(path.decode("latin-1")):
             # Who sends it is said by a cookie, which is looked at when the request is complete.
             self.api.auth.check_host_and_origin(head.host, head.origin)
@@ -191,8 +194,7 @@ class App:
 
     def most_bytes(self, url: bytes) -> int:
         """Return how long the body of a request to an address may be."""
-        path = url.partition(b"?")[0].decode("latin-1")
-        if self._gateway is not None and self._gateway.has("POST", path):
+        if self._gateway is not None and self._gateway.takes(url):
             return self._gateway.max_body_bytes
         return MAX_BODY_BYTES
 

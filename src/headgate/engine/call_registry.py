@@ -139,6 +139,9 @@ class KeptPlaces:
         self._by_tenant: dict[tuple[str, str], OrderedDict[str, None]] = {}
         self._by_id: dict[str, str] = {}
 
+    def __len__(self) -> int:
+        return len(self._places)
+
     def __iter__(self) -> Iterator[CallRecord]:
         return (record for record, _ in self._places.values())
 
@@ -194,7 +197,7 @@ class CallDraft(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is to wait: who makes it, where it goes, and what it has to hold, unless it is
     free.
 
-    `identity` is the same for a retry of the same call; without one there is no such retry.
+    `identity` is the same for a retry of the same call; without one there is no place for it.
     `estimate_tokens` is what it counts in the share of its project until it has ended.
     """
 
@@ -235,6 +238,7 @@ class CallEnd(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int | None = None
     reasoning_tokens: int | None = None
     is_unpriced: bool = False
+    prompt_chars: int = 0
     reservation_id: str = ""
 
 
@@ -258,7 +262,7 @@ class LiveCall:
         "attempt",
         "draw",
         "hold",
-        "identity",
+        "id",
         "is_background",
         "is_noted",
         "is_over",
@@ -275,9 +279,9 @@ class LiveCall:
 
     def __init__(self, draft: CallDraft, task: Task) -> None:
         self.record = draft.record
+        self.id = draft.record.id
         self.route = draft.route
         self.hold = draft.hold
-        self.identity = draft.identity
         self.is_background = draft.is_background
         self.task = task
         self.number = 0
@@ -290,11 +294,6 @@ class LiveCall:
         self.rate_charges: tuple[RateCharge, ...] = ()
         self.is_over = False
         self.is_noted = False
-
-    @property
-    def id(self) -> str:
-        """The id of the call."""
-        return self.record.id
 
     @property
     def held(self) -> Amounts:
@@ -385,9 +384,14 @@ class Calls:
         """Tell somebody of every call that has ended."""
         self._listeners.append(listener)
 
+    @property
+    def has_places(self) -> bool:
+        """Whether the place of any call is kept for its client to come back."""
+        return bool(self._away)
+
     def kept_id(self, identity: str) -> str | None:
         """Return the id of a call whose place is kept for a retry of it."""
-        kept = self._away.get(identity, self._now())
+        kept = self._away.get(identity, self._now()) if identity else None
         return None if kept is None else kept.id
 
     def new_call_id(self) -> str:
@@ -673,12 +677,12 @@ class Calls:
         )
         self._queue(call)
 
-    def go_away(self, call: LiveCall, *, seconds: float) -> None:
+    def go_away(self, call: LiveCall, identity: str, *, seconds: float) -> None:
         """Keep the place of a call whose client was asked to come back, and free what it has."""
-        if call.identity:
+        if identity:
             call.change(state=CallState.WAITING, slot=None, key_rule="")
             until = self._now() + seconds
-            self._give_up(self._away.add(call.identity, call.record, until))
+            self._give_up(self._away.add(identity, call.record, until))
         self.hand_over(call)
 
     def hand_over(self, call: LiveCall) -> None:
@@ -780,6 +784,7 @@ class Calls:
             micro_usd=MicroUsd(end.micro_usd or 0),
             tokens=Tokens(end.tokens or 0),
         )
+        end = msgspec.structs.replace(end, prompt_chars=record.prompt_chars)
         changed = msgspec.structs.replace(record, **msgspec.structs.asdict(end))
         if self._is_outside:
             try:

@@ -155,7 +155,6 @@ class Escrow:
         if micro_usd > found.largest[0] or tokens > found.largest[1]:
             found.largest = found.largest.most(amounts)
         found.last_draw_at = now
-        self._wake.set()
         return Draw(found, amounts)
 
     async def refill(self, scopes: tuple[Scope, ...], amounts: Amounts) -> Draw | None:
@@ -171,6 +170,7 @@ class Escrow:
             if len(self._slices) >= MAX_SLICES:
                 return None
             found = self._slices[scopes] = Slice(scopes)
+            self._wake.set()
         if self._now() < found.near_until:
             return None
         found.last_draw_at = self._now()
@@ -200,7 +200,6 @@ class Escrow:
         found.open_draws -= 1
         found.spent = Amounts(found.spent[0] + spent[0], found.spent[1] + spent[1])
         found.ended.append(ended)
-        self._wake.set()
         if len(found.ended) >= MAX_ENDED and not found.is_turning:
             self._begin_turn(found)
 
@@ -208,7 +207,6 @@ class Escrow:
         """Give back what a call drew that was not sent."""
         draw.slice.drawn = draw.slice.drawn.minus(draw.amounts)
         draw.slice.open_draws -= 1
-        self._wake.set()
 
     # Turning slices.
 

@@ -39,6 +39,7 @@ RACE_SECONDS = 0.25
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(rb"/[!\"$-~]*")
 _LONGEST_CACHED_NAME = 64
+_LONGEST_CACHED_PATH = 256
 _BODILESS_METHODS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # They belong to one connection, and so to this one: they are made here, or not sent at all.
@@ -637,13 +638,9 @@ class UpstreamPool:
     def _head(
         self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], size: int
     ) -> bytes:
-        target = self._path + path.encode("ascii", "replace")
-        if not path.isascii() or _TARGET.fullmatch(target) is None:
-            raise InvalidFieldError("path", "is no path of printable ASCII; quote what is not")
-        verb = method.encode("ascii", "replace")
-        if _TOKEN.fullmatch(verb) is None:
-            raise InvalidFieldError("method", "is not a method of HTTP")
-        parts = [verb, b" ", target, self._host_header]
+        is_short = len(path) <= _LONGEST_CACHED_PATH
+        line = (_request_line if is_short else _new_request_line)(method, self._path, path)
+        parts = [line, self._host_header]
         breaks = 3
         for name, value in headers:
             start = _line_start(name) if len(name) <= _LONGEST_CACHED_NAME else _checked(name)
@@ -667,7 +664,7 @@ class UpstreamPool:
             raise NotSentError(*self.address, "its connections were closed; make another pool")
         if not idle:
             return None
-        now = asyncio.get_running_loop().time()
+        now = idle[-1]._loop.time()
         while idle:
             connection = idle.pop()
             if connection.expires_at > now:
@@ -750,6 +747,20 @@ def _read_base_url(base_url: str) -> tuple[tuple[str, int], bool, bytes, bytes]:
         authority = f"{authority}:{port}"
     is_tls = parts.scheme == "https"
     return (host, usual if port is None else port), is_tls, authority.encode(), path.encode()
+
+
+def _new_request_line(method: str, base: bytes, path: str) -> bytes:
+    """Return how a request begins: its method and its target."""
+    target = base + path.encode("ascii", "replace")
+    if not path.isascii() or _TARGET.fullmatch(target) is None:
+        raise InvalidFieldError("path", "is no path of printable ASCII; quote what is not")
+    verb = method.encode("ascii", "replace")
+    if _TOKEN.fullmatch(verb) is None:
+        raise InvalidFieldError("method", "is not a method of HTTP")
+    return b"%b %b" % (verb, target)
+
+
+_request_line = lru_cache(maxsize=512)(_new_request_line)
 
 
 @lru_cache(maxsize=512)

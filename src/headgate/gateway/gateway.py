@@ -22,7 +22,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, TypedDict, cast
@@ -120,6 +120,7 @@ from headgate.gateway.routing import (
     UnknownModelError,
     Upstream,
     Upstreams,
+    limits_models,
 )
 from headgate.providers import requests
 from headgate.providers.call_estimates import (
@@ -339,8 +340,10 @@ class Client:
         """Send an answer in one piece."""
         if self.has_gone:
             return
+        self.has_head = True
         length = (b"content-length", b"%d" % len(body))
-        await self.head(status, [length, *headers])
+        named = [(b"x-request-id", self.request.request_id), length, *headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": named})
         await self._send({"type": "http.response.body", "body": body})
 
 
@@ -508,9 +511,7 @@ class Gateway:
         self._identities = Identities()
         self._in_hand = Pool(MAX_CALLS)
         self._relayed = 0
-        self._settings = settings
-        self._task_targets = gateway_targets(settings.all_targets)
-        self._set_escrow()
+        self._follow(settings)
         self._is_stopping = False
         self._waiting: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
@@ -528,22 +529,25 @@ class Gateway:
 
     def reconfigure(self, settings: Settings) -> None:
         """Go by other settings, for calls that come from now on."""
-        self._settings = settings
-        self._task_targets = gateway_targets(settings.all_targets)
+        self._follow(settings)
         self._upstreams.reconfigure(settings)
         self._identities.forget()
-        self._set_escrow()
         self._tell_waiting()
+
+    def _follow(self, settings: Settings) -> None:
+        self._settings = settings
+        self._task_targets = gateway_targets(settings.all_targets)
+        self._has_strict_budgets = any(
+            one.reserve is Reserve.STRICT for one in settings.budgets.values()
+        )
+        if self._calls.escrow is not None:
+            self._calls.escrow.is_on = self.settings.escrow
 
     def _tell_waiting(self) -> None:
         """Have all calls that wait look at what has changed."""
         for news in self._waiting:
             if not news.done():
                 news.set_result(None)
-
-    def _set_escrow(self) -> None:
-        if self._calls.escrow is not None:
-            self._calls.escrow.is_on = self.settings.escrow
 
     @property
     def in_hand(self) -> int:
@@ -572,11 +576,17 @@ class Gateway:
 
     def has(self, method: str, path: str) -> bool:
         """Tell whether a request is for the gateway."""
-        if path.startswith(("/v1/", "/p/", "/upstreams/")):
-            return self.settings.enabled
+        if path.startswith(_PATHS):
+            return self._settings.gateway.enabled
         if method == "POST" and _base_url_advice(path):
             return self.settings.enabled
         return method == "HEAD" and path in ("/", "/api/hello") and self.settings.enabled
+
+    def takes(self, url: bytes) -> bool:
+        """Tell by its address whether a request with a body is for the gateway."""
+        if url.startswith(_URLS):
+            return self._settings.gateway.enabled
+        return self.has("POST", url.partition(b"?")[0].decode("latin-1"))
 
     def check_head(self, head: Head) -> Caller | None:
         """Refuse a request by its head that comes to another host, or from a page of another."""
@@ -586,11 +596,11 @@ class Gateway:
     async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer a request, whatever happens, in the shape of its protocol."""
         client = Client(request, send, slow_seconds=self.patience.slow_seconds)
-        protocol = Protocol.MESSAGES if request.header(b"anthropic-version") else Protocol.CHAT
+        protocol: Protocol | None = None
         try:
             path = split_prefix(request.raw_path())
-            protocol = protocol_of(path.rest) or protocol
-            await self._serve(client, path)
+            protocol = protocol_of(path.rest)
+            await self._serve(client, path, protocol)
         except ClientGoneError:
             return
         except _Refusal as refusal:
@@ -604,10 +614,12 @@ class Gateway:
             fault = _Refusal(Failure.INTERNAL, "an error of the gateway")
             await self._fail(client, protocol, fault)
 
-    async def _fail(self, client: Client, protocol: Protocol, refusal: _Refusal) -> None:
+    async def _fail(self, client: Client, spoken: Protocol | None, refusal: _Refusal) -> None:
         """Tell a client that its call is not answered: in its open stream, or instead of one."""
         if client.has_gone:
             return
+        is_anthropic = bool(client.request.header(b"anthropic-version"))
+        protocol = spoken or (Protocol.MESSAGES if is_anthropic else Protocol.CHAT)
         if client.has_head:
             relay = client.relay or StreamRelay(protocol)
             seconds = refusal.retry_after_seconds
@@ -630,17 +642,17 @@ class Gateway:
             headers += call_headers(client.live, self._api.engine.now())
         await client.whole(answer.status, headers, answer.body)
 
-    async def _serve(self, client: Client, prefixed: Path) -> None:
+    async def _serve(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
         """Answer a request, or have the node that decides answer it, whichever that is by then."""
         request = client.request
         if request.method == "HEAD":
             await client.whole(_OK, [], b"")
             return
-        if advice := _base_url_advice(prefixed.rest):
+        if protocol is None and (advice := _base_url_advice(prefixed.rest)):
             raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {prefixed.rest}: {advice}")
         if not self._api.engine.store.is_shared:
             try:
-                await self._answer(client, prefixed)
+                await self._answer(client, prefixed, protocol)
             except _HandedOver:
                 raise _stopping() from None
             return
@@ -656,7 +668,7 @@ class Gateway:
             since = now()
             try:
                 if self._api.engine.dispatcher.is_leading:
-                    await self._answer(client, prefixed)
+                    await self._answer(client, prefixed, protocol)
                     return
                 if request.header(FORWARDED):
                     await self._send_back(client)
@@ -680,13 +692,12 @@ class Gateway:
                 gives_up_at = now() + self.patience.leader_seconds
             await self._until_decided(client, gives_up_at)
 
-    async def _answer(self, client: Client, prefixed: Path) -> None:
+    async def _answer(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
         """Answer a request at the node that decides."""
         request, path = client.request, prefixed.rest
         if self._recalled != self._api.engine.dispatcher.leads_since:
             await self._recall()
         who = await self._sender(request, prefixed)
-        protocol = protocol_of(path)
         if protocol is not None and request.method == "POST":
             await self._model_call(client, who, protocol)
         elif path.rstrip("/") == "/v1/models" and request.method == "GET":
@@ -859,7 +870,7 @@ class Gateway:
         headers = RequestHeaders(request.all_headers())
         keys = keys_of(headers)
         shown = f"Bearer {keys.token}".encode() if keys.token else b""
-        is_shown = request.header(b"authorization") == shown
+        is_shown = headers.raw(b"authorization") == shown
         asked = request if is_shown else request.with_authorization(shown)
         auth = self._api.auth
         if keys.token.startswith(TASK_TOKEN_PREFIX):
@@ -950,8 +961,10 @@ class Gateway:
             raise _Refusal(Failure.BAD_REQUEST, "the body is no JSON object")
         model = asked.call.model
         _check_model(model)
-        query = upstream_query(request.query_string().encode("latin-1")).decode("latin-1")
-        asked.path = protocol.path + (f"?{query}" if query else "")
+        asked.path = protocol.path
+        if query := request.query_string():
+            query = upstream_query(query.encode("latin-1")).decode("latin-1")
+            asked.path += f"?{query}" if query else ""
         if upstream is not None:
             asked.members = [(upstream, model)]
         else:
@@ -965,7 +978,8 @@ class Gateway:
             for member, _ in asked.members:
                 self._check_stored(sender, member, asked.call.previous_id)
         asked.reserve = self._reserve_mode(asked.who)
-        await self._check_prices(asked)
+        if not self._are_priced(asked):
+            await self._check_prices(asked)
         if asked.call.is_background:
             await self._check_background(asked)
         self._check_bounds(asked)
@@ -995,7 +1009,8 @@ class Gateway:
         finally:
             asked.body.let_go()
             self._in_hand.give_back(key)
-            self._idle.set()
+            if self._is_stopping:
+                self._idle.set()
 
     def _reserve_mode(self, who: Identity) -> Reserve:
         """Return how careful a call is: as its header says, its budgets, its project, the gateway.
@@ -1003,19 +1018,26 @@ class Gateway:
         A header may ask for more care than the settings, and not for less.
         """
         settings = self._settings
-        project = settings.projects.get(who.project_id)
-        charged = charged_by(who.scopes)
-        modes = [settings.budgets[one].reserve for one in charged if one in settings.budgets]
-        if who.reserve is Reserve.STRICT or Reserve.STRICT in modes:
+        if who.reserve is Reserve.STRICT:
             return Reserve.STRICT
+        if self._has_strict_budgets:
+            for scope in charged_by(who.scopes):
+                budget = settings.budgets.get(scope)
+                if budget is not None and budget.reserve is Reserve.STRICT:
+                    return Reserve.STRICT
+        project = settings.projects.get(who.project_id)
         if project is not None and project.reserve is not None:
             return project.reserve
         return settings.gateway.reserve
 
+    def _are_priced(self, asked: Asked) -> bool:
+        """Tell whether wherever a call may go its model has a price, or it needs none."""
+        if asked.is_free or asked.name == OTHER:
+            return True
+        return all(self._prices.is_known(name) for _, name in asked.members)
+
     async def _check_prices(self, asked: Asked) -> None:
         """Refuse a model that nobody knows the price of, where dollars are limited."""
-        if asked.is_free or asked.name == OTHER:
-            return
         for _, name in asked.members:
             if self._prices.is_known(name):
                 continue
@@ -1095,11 +1117,12 @@ class Gateway:
                 await self._go_on(asked, live, asked.client.place)
             await self._until_answered(asked, live)
         except _ClientLeft:
-            self._calls.go_away(live, seconds=self.patience.kept_seconds)
+            seconds = self.patience.kept_seconds
+            self._calls.go_away(live, _identity(asked), seconds=seconds)
         except _Refusal as refusal:
             if refusal.failure is Failure.TRY_AGAIN:
                 seconds = (refusal.retry_after_seconds or 0.0) + self.patience.kept_seconds
-                self._calls.go_away(live, seconds=seconds)
+                self._calls.go_away(live, _identity(asked), seconds=seconds)
             else:
                 self._not_answered(live, refusal)
             raise
@@ -1151,7 +1174,8 @@ class Gateway:
         route = self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
         now = self._api.engine.now()
         hold = self._hold(asked, name)
-        identity = _identity(asked)
+        # Where no place is kept nobody can come back to one.
+        identity = _identity(asked) if self._calls.has_places else ""
         place = asked.client.place
         if place is None or self._calls.has(place.call_id):
             kept_id = self._calls.kept_id(identity)
@@ -1421,8 +1445,10 @@ class Gateway:
             self._lose(asked, live, str(error))
             raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
         del body
-        with closing(response):
+        try:
             return await self._answered(asked, live, upstream, grant, response, credentials)
+        finally:
+            response.close()
 
     def _body(self, asked: Asked, live: LiveCall, body: bytes) -> bytes:
         """Return what goes upstream for what the client has sent."""
@@ -1448,18 +1474,14 @@ class Gateway:
             name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
         }
         slot = grant.slot or live.route.slot
-        is_of_model = self._upstreams.limits_models(upstream, texts)
+        is_of_model = limits_models(upstream.kind, texts)
         used_up = self._upstreams.used_up(upstream, slot, texts, now) if is_of_model else None
         is_limited = used_up is not None or response.status == _TOO_MANY
         if grant.slot is not None and not (is_of_model and is_limited):
             self._observe_slot(grant.slot, response.status, texts, now)
         if used_up is not None:
             self._pause(live, upstream, slot, used_up, is_of_model=is_of_model)
-        returned = [
-            (name, credentials.hidden_in(value))
-            for name, value in returned_headers(response.headers)
-            if name != b"content-encoding"
-        ]
+        returned = returned_headers(response.headers, credentials.hidden_in)
         if response.status >= _ERRORS:
             body = b""
             with suppress(UpstreamError, ContentCodingError):
@@ -1815,6 +1837,7 @@ class Gateway:
         if not asked.is_free and not is_known:
             tokens, micro_usd = self._assumed(asked, live, answer_bytes)
         is_unpriced = False
+        prompt_chars = 0
         if usage is not None and reported is not None:
             said_tokens, said_usd = usage.tokens or 0, usage.micro_usd or 0
             is_unpriced = usage.micro_usd is None
@@ -1824,7 +1847,7 @@ class Gateway:
                 self._estimates.learn(
                     asked.call, model=model, project_id=asked.who.project_id, usage=reported
                 )
-                live.change(prompt_chars=measured_chars(asked.call))
+                prompt_chars = measured_chars(asked.call)
         state = CallState.DONE if error is None else CallState.FAILED
         if asked.client.has_gone and error is None:
             state = CallState.CANCELLED
@@ -1840,6 +1863,7 @@ class Gateway:
                 assumed_tokens=max(0, tokens - said_tokens),
                 assumed_micro_usd=max(0, micro_usd - said_usd),
                 is_unpriced=is_unpriced,
+                prompt_chars=prompt_chars,
                 **counts,
             ),
         )
@@ -2022,6 +2046,8 @@ class Gateway:
 
 
 _JSON = (b"content-type", b"application/json")
+_PATHS = ("/v1/", "/p/", "/upstreams/")
+_URLS = tuple(path.encode() for path in _PATHS)
 _AMBIGUOUS = re.compile(r"[;?#\\\x00-\x20]|%(?:[01][0-9a-f]|2[035f]|3[bf]|5c|7f)", re.IGNORECASE)
 """What some servers take for the end of a path or of a part of it, and others do not."""
 _UNDER_WAY = re.compile(rb'"status"\s*:\s*"(?:queued|in_progress)"')
@@ -2097,6 +2123,9 @@ class _Holding:
 
 def _is_large(body: bytes) -> bool:
     """Tell whether it takes longer to read a body than others should wait."""
+    if len(body) <= MANY_VALUES:
+        # Each value has a byte of its own.
+        return False
     return len(body) > LARGE_BODY_BYTES or most_values(body) > MANY_VALUES
 
 

@@ -30,7 +30,7 @@ from headgate.config.settings import DEFAULT_PROJECT
 from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope
 from headgate.core.estimates import Reserve
 from headgate.errors import InvalidTaskError
-from headgate.storage.tokens import Bounds
+from headgate.storage.tokens import UNBOUND, Bounds
 
 MAX_REMEMBERED = 1_024
 """So many senders are remembered, unless what they say of themselves is very long."""
@@ -103,10 +103,14 @@ def _decoded(part: str) -> str:
 
 
 class RequestHeaders:
-    """The headers of a request by their names in lower case; of a repeated one, the first."""
+    """The headers of a request, whose names are in lower case; of a repeated one, the first."""
 
     def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._values = {name.lower(): value for name, value in reversed(headers)}
+        self._values = dict(reversed(headers))
+
+    def raw(self, name: bytes) -> bytes:
+        """Return a value as it came; empty where there is none."""
+        return self._values.get(name, b"")
 
     def get(self, name: str) -> str:
         """Return a value; empty where there is none."""
@@ -145,8 +149,14 @@ class ClientKeys(msgspec.Struct, frozen=True, kw_only=True):
         return f"ClientKeys({has})"
 
 
+NO_KEYS = ClientKeys()
+_KEY_HEADERS = frozenset((b"authorization", b"x-api-key"))
+
+
 def keys_of(headers: RequestHeaders) -> ClientKeys:
     """Return the keys of a request, from `Authorization: Bearer` and `x-api-key`."""
+    if not headers.has_any(_KEY_HEADERS):
+        return NO_KEYS
     kind, _, bearer = headers.get("authorization").partition(" ")
     given = {
         "bearer": bearer.strip() if kind.lower() == "bearer" else "",
@@ -231,7 +241,8 @@ class Identities:
     ) -> Identity:
         """Return who sends a request, or refuse it with `ApiError`."""
         said = headers.identity()
-        key = (path.project_id, path.agent_id, bounds, *said)
+        # A hash of no bounds is made anew each time, and most have none.
+        key = (path.project_id, path.agent_id, None if bounds is UNBOUND else bounds, *said)
         known = self._known.get(key)
         if known is not None:
             return known

@@ -12,7 +12,7 @@ Only headers of the lists below pass, in either direction.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
@@ -601,10 +601,12 @@ _SENT_PREFIXES = (b"x-stainless-", b"x-claude-code-", b"x-codex-", b"x-openai-")
 _OWN_KEY_SENT = frozenset((b"openai-organization", b"openai-project"))
 """Whose account is billed is said by whoever owns the key."""
 _RETURNED = frozenset(
-    b"content-encoding content-type openai-model openai-processing-ms openai-version request-id"
+    b"content-type openai-model openai-processing-ms openai-version request-id"
     b" retry-after retry-after-ms x-codex-turn-state x-models-etag x-reasoning-included"
     b" x-should-retry".split()
 )
+_PLAIN_VALUES = frozenset((b"application/json", b"text/event-stream"))
+"""What most answers are, and no key is."""
 _RETURNED_PREFIXES = (b"anthropic-ratelimit-", b"x-ratelimit-")
 _HEADGATE_TOKEN = re.compile(rb"hg_(?:[0-9a-f]{12}|task)_", re.IGNORECASE)
 _IDENTITY = (b"accept-encoding", b"identity")
@@ -621,33 +623,35 @@ def upstream_headers(
     sent = [
         (name, value)
         for name, value in headers
-        if _is_sent(name, is_own_key=is_own_key) and not _HEADGATE_TOKEN.search(value)
+        if (name in _SENT or _is_sent(name, is_own_key=is_own_key))
+        and not (b"_" in value and _HEADGATE_TOKEN.search(value))
     ]
     sent.append(_IDENTITY)
     return sent
 
 
 def _is_sent(name: bytes, *, is_own_key: bool) -> bool:
-    if name in _SENT:
-        return True
     name = name.lower()
     if name in _SENT or (is_own_key and name in _OWN_KEY_SENT):
         return True
     return name.startswith(_SENT_PREFIXES) and not SECRET_NAME.search(name.decode("latin-1"))
 
 
-def returned_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+def returned_headers(
+    headers: Iterable[tuple[bytes, bytes]], hidden: Callable[[bytes], bytes]
+) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer that go back to the client; its length is made anew.
 
-    The provider's own id of the request is `request-id`, because this service has one, too.
+    Their names are in lower case. What they say goes on without keys, which are `hidden`, and the
+    body without its coding. The provider's own id of the request is `request-id`, because this
+    service has one, too.
     """
     found: list[tuple[bytes, bytes]] = []
     for name, value in headers:
-        lowered = name.lower()
-        if lowered == b"x-request-id":
-            found.append((b"request-id", value))
-        elif lowered in _RETURNED or lowered.startswith(_RETURNED_PREFIXES):
-            found.append((lowered, value))
+        if name in _RETURNED or name.startswith(_RETURNED_PREFIXES):
+            found.append((name, value if value in _PLAIN_VALUES else hidden(value)))
+        elif name == b"x-request-id":
+            found.append((b"request-id", hidden(value)))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from headgate.core.budgets.ledger import Account, Ledger, Unit
@@ -17,7 +17,7 @@ from headgate.core.budgets.windows import CalendarUnit, resets_at
 from headgate.core.money import plain_usd
 from headgate.errors import HeadgateError
 from headgate.gateway.protocols import UsedWindow
-from headgate.storage.tokens import Bounds
+from headgate.storage.tokens import UNBOUND, Bounds
 
 REFRESH_SECONDS = 1.0
 SHOWN_SECONDS = 10.0
@@ -55,21 +55,22 @@ class _Known:
     def __init__(self) -> None:
         self.accounts: Sequence[Account] = ()
         self.read_at = 0.0
-        self._seen: dict[Bounds, Remaining] = {}
+        self._seen: dict[Bounds | None, Remaining] = {}
 
     def read(self, accounts: Sequence[Account]) -> None:
         self.accounts = accounts
         self._seen = {}
 
     def seen(self, bounds: Bounds, now: float) -> Remaining:
-        found = self._seen.get(bounds)
+        key = None if bounds is UNBOUND else bounds
+        found = self._seen.get(key)
         if found is None:
             shown = self.accounts
             if bounds.is_bound:
                 shown = [one for one in shown if bounds.may_charge(one.scope)]
             found = remaining(shown, now)
             if len(self._seen) < MAX_SEEN:
-                self._seen[bounds] = found
+                self._seen[key] = found
         return found
 
 
@@ -81,11 +82,17 @@ class RemainingBudgets:
         self._known: OrderedDict[tuple[str, ...], _Known] = OrderedDict()
         self._asked: dict[tuple[str, ...], None] = {}
         self._reading: asyncio.Task[None] | None = None
+        self._time: Callable[[], float] | None = None
+
+    def _now(self) -> float:
+        if self._time is None:
+            self._time = asyncio.get_running_loop().time
+        return self._time()
 
     def look(self, scopes: tuple[str, ...]) -> None:
         """Have what the budgets of a call have left read soon, if that is not known well enough."""
         known = self._known.get(scopes)
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         if known is not None and known.read_at + REFRESH_SECONDS > now:
             return
         self._asked[scopes] = None
@@ -95,7 +102,7 @@ class RemainingBudgets:
     def get(self, scopes: tuple[str, ...], bounds: Bounds) -> Remaining:
         """Return what is known of the budgets of a call, of those that its token may see."""
         known = self._known.get(scopes)
-        now = asyncio.get_running_loop().time()
+        now = self._now()
         if known is None or not known.accounts or known.read_at + SHOWN_SECONDS < now:
             return NOTHING_LIMITED
         return known.seen(bounds, self._ledger.now())
@@ -107,7 +114,7 @@ class RemainingBudgets:
             del self._asked[scopes]
             known = self._known.setdefault(scopes, _Known())
             # One that cannot be read is not asked for again at once.
-            known.read_at = asyncio.get_running_loop().time()
+            known.read_at = self._now()
             self._known.move_to_end(scopes)
             if len(self._known) > MAX_SETS:
                 self._known.popitem(last=False)

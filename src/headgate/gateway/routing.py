@@ -227,6 +227,9 @@ class Upstream:
         self.listed: tuple[float, Sequence[str] | None] | None = None
         """Its models, and until when they are taken for those that it has."""
 
+        self.own: Credentials | None = None
+        """Its own key, once that was read."""
+
         self.headers = [
             (header.lower().encode(), value.encode()) for header, value in headers.items()
         ]
@@ -251,7 +254,8 @@ class Upstreams:
     """All upstreams, and the models that are routed to them; follows the settings in force."""
 
     def __init__(self, settings: Settings, environ: Mapping[str, str], slot_keys: SlotKeys) -> None:
-        self._environ = environ
+        # That of a process is slow to ask, and nobody changes it.
+        self._environ = dict(environ)
         self._slot_keys = slot_keys
         self.secret = secrets.token_bytes(32)
         """What the names of clients' keys are made with; the store has one that stays the same."""
@@ -391,8 +395,10 @@ class Upstreams:
             if slot is not None and upstream.settings.slots:
                 return _header(upstream, self._slot_keys(slot))
             if self.has_key(upstream):
-                key = read_upstream_key(upstream.name, upstream.settings, self._environ)
-                return _header(upstream, key)
+                if upstream.own is None:
+                    key = read_upstream_key(upstream.name, upstream.settings, self._environ)
+                    upstream.own = _header(upstream, key)
+                return upstream.own
         except InvalidSettingError as error:
             log.warning("a key cannot be read", upstream=upstream.name, slot=slot, why=str(error))
             return None
@@ -488,15 +494,6 @@ class Upstreams:
             since=now,
         )
 
-    def limits_models(self, upstream: Upstream, headers: Mapping[str, str]) -> bool:
-        """Tell whether the rates in the headers of an answer are those of its model alone.
-
-        Those of a plan are of the whole account, and have other names.
-        """
-        return any(name in headers for name in _LEFT_HEADERS[upstream.kind]) and not any(
-            name.startswith(_UNIFIED) for name in headers
-        )
-
     def failed(
         self, upstream: Upstream, why: str, now: float, *, tenant: str
     ) -> GateClosure | None:
@@ -518,6 +515,16 @@ class Upstreams:
         """Note that an upstream answers."""
         upstream.circuit.answered()
         upstream.limited_hits = 0
+
+
+def limits_models(kind: Kind, headers: Mapping[str, str]) -> bool:
+    """Tell whether the rates in the headers of an answer are those of its model alone.
+
+    Those of a plan are of the whole account, and have other names.
+    """
+    if headers.keys().isdisjoint(_LEFT_HEADERS[kind]):
+        return False
+    return not any(name.startswith(_UNIFIED) for name in headers)
 
 
 class _Listed(msgspec.Struct):

@@ -373,7 +373,8 @@ class Connection(asyncio.Protocol):
             _LOG.debug("a request could not be read", exc_info=error)
             self._refuse(unreadable(self._parser.get_http_version()))
         else:
-            self._check_framing()
+            if self._framing_bytes > _NO_FRAMING_BYTES:
+                self._check_framing()
 
     def _pass_over_upgrade(self) -> None:
         """Read the same head again without the wish; the parser would not read its body."""
@@ -432,7 +433,8 @@ class Connection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Refuse by its head what is too large, or whoever is not let in, before the body."""
-        self._check_framing()
+        if self._framing_bytes > _NO_FRAMING_BYTES:
+            self._check_framing()
         if self._would_upgrade():
             return
         self._is_in_head = False
@@ -477,7 +479,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Hand the request over, or let it wait for those before it."""
-        self._check_framing()
+        if self._framing_bytes > _NO_FRAMING_BYTES:
+            self._check_framing()
         if self._is_refused or self._would_upgrade():
             return
         self._is_in_message = False
@@ -585,8 +588,6 @@ class Connection(asyncio.Protocol):
         self._transport.abort()
 
     def _check_framing(self) -> None:
-        if self._framing_bytes <= _NO_FRAMING_BYTES:
-            return
         if self._is_in_head:
             code, what, limit = "head_too_large", "head has", MAX_HEAD_BYTES
         else:

@@ -53,11 +53,12 @@ class ClientGoneError(Exception):
 class Request:
     """One HTTP request. What is asked for is looked up when it is asked for."""
 
-    __slots__ = ("_receive", "_scope", "caller", "method", "request_id")
+    __slots__ = ("_first", "_receive", "_scope", "caller", "method", "request_id")
 
     def __init__(self, scope: Any, receive: Any) -> None:  # noqa: ANN401 - as ASGI has it
         self._scope = scope
         self._receive = receive
+        self._first: dict[bytes, bytes] | None = None
         self.method: str = scope["method"]
         self.request_id: bytes = b""
         self.caller = LOCAL
@@ -121,10 +122,10 @@ class Request:
 
     def header(self, name: bytes) -> bytes:
         """Return the first header of this name; empty if there is none."""
-        for given, value in self._scope["headers"]:
-            if given == name:
-                return bytes(value)
-        return b""
+        first = self._first
+        if first is None:
+            first = self._first = dict(reversed(self._scope["headers"]))
+        return first.get(name, b"")
 
     def identity(self) -> tuple[bytes, bytes, bytes]:
         """Return the headers Host, Origin and Authorization; empty where there is none."""
@@ -144,7 +145,8 @@ class Request:
 
     def sent_request_id(self) -> bytes:
         """Return the client's own id for the request, if it can be echoed."""
-        return sent_request_id(self._scope["headers"])
+        given = self.header(b"x-request-id")
+        return given if given and _REQUEST_ID.fullmatch(given) else b""
 
     def segments(self) -> list[str]:
         """Return the parts of the path, each decoded by itself: %2F does not split one."""
