@@ -145,7 +145,16 @@ def test_very_many_budgets_leave_room_for_everything_else() -> None:
             "warning",
             "is exhausted: its window ended, and the next poll must confirm it.",
         ),
-        ({"state": "paused", "wait_reason": "paused by hand"}, "warning", "is paused by hand."),
+        (
+            {"state": "paused", "wait_reason": "paused by hand, x brings it back"},
+            "warning",
+            "is paused by hand, x brings it back.",
+        ),
+        (
+            {"state": "no_key", "wait_reason": "no key: K is not set"},
+            "bad",
+            "has no key: K is not set.",
+        ),
         (
             {"state": "open", "poll_errors": 3, "last_error": "no answer"},
             "warning",
