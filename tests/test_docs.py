@@ -166,7 +166,7 @@ def test_the_documentation_can_be_read() -> None:
 
 def test_the_readme_is_short_and_starts_with_the_two_commands() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 125
+    assert len(lines) <= 120
     for command in ("make up", "make test"):
         assert any(line.startswith(command) for line in lines[:25])
 
