@@ -114,7 +114,7 @@ async def lock_times(url: str, *, tasks: int, runs: int) -> LockTimes:
 async def _news_us(scene: Scene, tasks: int, prefix: str) -> float:
     """Have the dispatcher read and take in what another node submitted; return the CPU of each."""
     state = DispatchState(DispatchSettings(projects=(Project(id="search"),)))
-    feed, seconds, count = EventFeed(scene.clock), 0.0, tasks // NEWS_BATCH
+    feed, seconds, count = EventFeed(scene.clock), 0.0, max(1, tasks // NEWS_BATCH)
     feed.open(scene.epoch)
     for batch in range(count):
         names = [f"{prefix} told {batch} {number}" for number in range(NEWS_BATCH)]

@@ -58,7 +58,10 @@ async def test_a_domain_that_stands_still_delays_no_other(url: str) -> None:
     async with two_domains(url) as (evals, prod):
         stuck = PostgresDatabase(domain_url(url, "evals"))
         try:
-            lock_ledger(stuck.begin())
+            transaction = stuck.begin()
+            lock_ledger(transaction)
+            # Only what is read back says that the lock was given.
+            transaction.read("SELECT 1")
             waiting = asyncio.ensure_future(evals.submit("t1"))
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await prod.run("t1")

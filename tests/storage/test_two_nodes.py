@@ -144,7 +144,9 @@ async def test_the_dispatcher_reads_news_while_another_node_keeps_the_lock(
         await pair.second.submit(new_task("t1", by="n2"))
         other = PostgresDatabase(postgres_url)
         try:
-            lock_ledger(other.begin())
+            transaction = other.begin()
+            lock_ledger(transaction)
+            transaction.read("SELECT 1")
             async with asyncio.timeout(PATIENCE_SECONDS):
                 news = await pair.first.news(pair.epoch)
             assert [record.task.id for record in news.records] == ["t1"]
