@@ -164,7 +164,8 @@ def test_why_without_an_id_explains_what_waits(headgate: Command) -> None:
 def test_why_works_for_a_call_as_for_a_task(headgate: Command) -> None:
     said = headgate("why", NEWEST)
     assert said.out.splitlines() == [
-        f"{NEWEST} is failed, and waits for nothing",
+        f"{NEWEST} is failed:",
+        "  it broke",
         "  key work: It is the only one.",
     ]
     assert headgate("why", NEWEST, "--json").json["state"] == "failed"

@@ -100,6 +100,8 @@ def _print_waiting(client: SyncClient, *, as_json: bool) -> None:
 def lines_of_call(answer: CallWhyBody) -> list[str]:
     """Return every rule that keeps a call waiting, its place, and which key it has."""
     lines = [f"{answer.call_id} is {answer.state.value}:", *_reason_lines(answer.reasons)]
+    if answer.error:
+        lines.append(f"  {printable(with_local_times(answer.error))}")
     if answer.position is not None:
         lines.append(f"  {_place(answer.position)}")
     if answer.expected_seconds is not None:
@@ -107,9 +109,7 @@ def lines_of_call(answer: CallWhyBody) -> list[str]:
     if answer.slot or answer.key_rule:
         rule = f": {printable(answer.key_rule)}" if answer.key_rule else ""
         lines.append(f"  key {printable(answer.slot or 'of the upstream')}{rule}")
-    if answer.error:
-        lines.append(f"  {printable(with_local_times(answer.error))}")
-    elif not answer.reasons and answer.position is None:
+    if not answer.error and not answer.reasons and answer.position is None:
         lines[0] = f"{answer.call_id} is {answer.state.value}, and waits for nothing"
     return lines
 
