@@ -170,6 +170,8 @@ class Load:
             self._grew.set()
             try:
                 self.granted.append((await self._tracker.reserve(FLOW, "0.000001")).id)
+                # A failover takes seconds, and the journal is asked for 10,000 entries at most.
+                await asyncio.sleep(0.05)
             except LedgerUnavailableError:
                 await asyncio.sleep(0.01)
 
