@@ -102,8 +102,8 @@ def test_a_refusal_ends_with_what_to_do(
     resets_at: float | None, *, may_clear: bool, advice: str
 ) -> None:
     line = str(exceeded(resets_at=resets_at, may_clear=may_clear))
-    beginning = "Budget too small: $0.000001 needed, $0.00 left of $1.00"
-    details = "(scope session:s, $0.999999 spent, $0.000001 reserved)"
+    beginning = "Budget exceeded: spent $0.999999 of $1.0000 limit; $0.000001 needed, $0.00 left"
+    details = "(scope session:s, $0.000001 reserved)"
     assert line.startswith(f"{beginning} {details}; {advice}")
     assert "\n" not in line
 
@@ -171,8 +171,8 @@ def test_the_refusal_of_a_call_says_what_is_left(most: float | None, advice: str
         may_clear=True,
     ).of_call(most_wait_seconds=most)
     assert line == (
-        "Budget too small: $0.07 needed, $0.04 left of $0.25 "
-        f"(scope project:a, $0.21 spent, $0.00 reserved); {advice}"
+        "Budget exceeded: spent $0.2100 of $0.2500 limit; $0.07 needed, $0.04 left "
+        f"(scope project:a, $0.00 reserved); {advice}"
     )
 
 
@@ -190,5 +190,5 @@ def test_without_figures_a_full_ledger_says_what_to_do_as_well() -> None:
 
 
 def test_any_other_error_stays_as_it_is() -> None:
-    for line in ("it broke", "Budget too small: spent all", "x" * 5_000):
+    for line in ("it broke", "Budget exceeded: spent all", "x" * 5_000):
         assert without_figures(line, lambda _: False) == line

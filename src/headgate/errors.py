@@ -256,14 +256,13 @@ class BudgetExceededError(LimitReachedError):
         is_overfull: bool = False,
     ) -> None:
         used, left = spent + overrun, max(0, limit - spent - overrun - reserved)
-        line = f"Budget too small: {_exact(requested, unit)} needed, {_exact(left, unit)} left"
-        line += f" of {_exact(limit, unit)}"
-        details = f"scope {scope or '(root)'}, {_exact(used, unit)} spent"
-        details += f", {_exact(reserved, unit)} reserved"
+        line = f"Budget exceeded: spent {_in_full(used, unit)} of {_in_full(limit, unit)} limit"
+        line += f"; {_exact(requested, unit)} needed, {_exact(left, unit)} left"
+        details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
         self._advice = _advice(resets_at, may_clear=may_clear)
         if is_overfull:
             most = _exact(limit, unit)
-            line = f"Budget too small: no more than {most} can be reserved at once"
+            line = f"Budget exceeded: no more than {most} can be reserved at once"
             self._advice = "settle or release what is reserved, then try again"
         self._line = f"{line} ({details})"
         text = f"{self._line}; {self._advice}"
@@ -302,10 +301,7 @@ class BudgetExceededError(LimitReachedError):
 
 _RAISE = "raise the limit"
 _LONGEST_EXCEEDED = 2_000
-# Tasks keep the words that earlier versions wrote, too.
-_EXCEEDED = re.compile(
-    r"Budget (?:too small|exceeded): .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL
-)
+_EXCEEDED = re.compile(r"Budget exceeded: .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
 
 
 def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
@@ -325,7 +321,7 @@ def to_tenant(line: str) -> str:
 
 
 def _outline(scope: str, advice: str) -> str:
-    return f"Budget too small: the limit of scope {scope} has no room for it; {advice}"
+    return f"Budget exceeded: the limit of scope {scope} has no room for it; {advice}"
 
 
 def first_of_kind(live: int, unit: str) -> str:
@@ -341,6 +337,14 @@ def _exact(amount: int, unit: str) -> str:
     dollars, rest = divmod(abs(amount), MICRO_PER_USD)
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
     return f"{'-' if amount < 0 else ''}${dollars}.{decimals}"
+
+
+def _in_full(amount: int, unit: str) -> str:
+    """Return an amount with four decimals of a dollar, or with all where it has more."""
+    if unit != "micro_usd" or amount % 100:
+        return _exact(amount, unit)
+    dollars, rest = divmod(amount, MICRO_PER_USD)
+    return f"${dollars}.{rest // 100:04d}"
 
 
 def _advice(resets_at: float | None, *, may_clear: bool) -> str:

@@ -202,7 +202,9 @@ async def test_a_refusal_carries_the_balances_of_the_scope(tracker_factory: Trac
             await tracker.reserve(FLOW, tokens=491)
     assert facts(by_usd.value) == ("micro_usd", 1_000_000, 300_000, 200_000, 50_000, 450_001)
     assert facts(by_tokens.value) == ("tokens", 1_000, 300, 200, 10, 491)
-    assert str(by_usd.value).startswith("Budget too small: $0.450001 needed, $0.45 left of $1.00")
+    assert str(by_usd.value).startswith(
+        "Budget exceeded: spent $0.3500 of $1.0000 limit; $0.450001 needed, $0.45 left "
+    )
 
 
 def facts(error: BudgetExceededError) -> tuple[str, int, int, int, int, int]:

@@ -209,7 +209,7 @@ def test_an_exhausted_budget_with_a_window_makes_tasks_wait_with_a_time() -> Non
         rejected = await service.submit(scopes=(S,), on_exhausted=OnExhausted.REJECT)
         record = await service.ended(rejected, within_seconds=1)
         assert record.task.status is TaskStatus.REJECTED
-        assert "Budget too small" in (record.error or "")
+        assert "Budget exceeded" in (record.error or "")
         why = await service.engine.why(waits)
         assert why is not None
         (reason,) = why.reasons

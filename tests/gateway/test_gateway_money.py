@@ -388,8 +388,8 @@ def test_a_bound_token_is_told_the_figures_of_its_own_budget(tmp_path: Path) -> 
             answer = await gateway.ask(f"/p/a{MESSAGES}", headers=headers, max_tokens=8_000)
             assert answer.status_code == 402, answer.text
             message = error_of(answer)["message"]
-            assert message.startswith("Budget too small: $0.")
-            figures = "$0.01 left of $1.00 (scope project:a, $0.99 spent, $0.00 reserved)"
+            assert message.startswith("Budget exceeded: spent $0.9900 of $1.0000 limit; $0.")
+            figures = "$0.01 left (scope project:a, $0.00 reserved)"
             assert figures in message
             assert "ask an operator for a higher limit" in message
             call_id = answer.headers["x-headgate-call-id"]

@@ -213,7 +213,7 @@ async def test_what_no_budget_holds_is_rejected_and_what_is_cheaper_runs(tmp_pat
     assert sorted(end.state.value for end in ends) == ["done"] * 3 + ["rejected"] * 2
     assert ends[4].state is TaskState.DONE
     rejected = [end for end in ends if end.state is TaskState.REJECTED]
-    assert all((end.error or "").startswith("Budget too small: $0.07 needed, ") for end in rejected)
+    assert all((end.error or "").startswith("Budget exceeded: spent $") for end in rejected)
     assert {(end.attempt, end.micro_usd) for end in rejected} == {(0, 0)}
 
 

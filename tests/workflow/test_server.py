@@ -141,7 +141,7 @@ async def test_a_budget_that_does_not_hold_a_step_rejects_it(
     states = sorted(task.state.value for task in ends.values())
     assert states == ["done", "done", "rejected"]
     refused = next(task for task in ends.values() if task.state is TaskState.REJECTED)
-    assert "$0.00 left of $0.14" in (refused.error or "")
+    assert "$0.00 left (scope" in (refused.error or "")
     assert (outer.scope, outer.spent_micro_usd) == ("session:s1", 140_000)
     assert (inner.limit_micro_usd, inner.reserved_micro_usd) == (140_000, 0)
     assert sum(task.micro_usd for task in ends.values()) == 140_000
