@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from headgate.executors.build import build_executor
 from headgate.executors.executor import RemoteExecutor
 from headgate.executors.targets import RayTarget
 from headgate.testing import VirtualClock
-from service.support import ServiceProcess, wait_until
+from service.support import ServiceProcess, family, wait_until
 
 if TYPE_CHECKING:
     from on_ray.conftest import RayCluster
@@ -130,12 +131,29 @@ def test_a_lost_node_is_a_loss_and_no_failure(
     )
     wait_for_line(file, "began")
     cluster.kill_second()
-    service.wait_for(task_id, "queued", seconds=SECONDS)
+    # It may be with Ray again at once, where it waits for another such node.
+    wait_until(lambda: "attempts" in service.task(task_id), seconds=SECONDS)
     release.touch()
     cluster.add_second()
     task = service.wait_for(task_id, seconds=SECONDS)
     assert task["state"] == "done"
     assert lines(file) == ["began", "began", "ended"]
+
+
+def test_an_end_of_the_holder_is_a_loss_and_another_takes_what_comes(
+    service: ServiceProcess, cluster: RayCluster, tmp_path: Path
+) -> None:
+    assert cluster.address
+    file, release = tmp_path / "lines", tmp_path / "release"
+    params = {"file": str(file), "seconds": 600, "release": str(release)}
+    task_id = service.submit(maxAttempts=1, params=params)
+    wait_for_line(file, "began")
+    for pid in holders():
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: service.task(task_id)["attempt"] == 2, seconds=SECONDS)
+    release.touch()
+    task = service.wait_for(task_id, seconds=SECONDS)
+    assert (task["state"], task["attempt"]) == ("done", 2), task.get("error")
 
 
 def test_the_end_of_the_driver_ends_no_work(service: ServiceProcess, tmp_path: Path) -> None:
@@ -179,6 +197,16 @@ def test_work_that_ended_meanwhile_is_collected(service: ServiceProcess, tmp_pat
     service.start()
     assert service.wait_for(task_id, seconds=SECONDS)["state"] == "done"
     assert lines(file) == ["began", "ended"]
+
+
+def holders() -> list[int]:
+    """Return the processes of the holder in the cluster of these tests."""
+    found = []
+    for pid in family(os.getpid()):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Holder"):
+                found.append(pid)
+    return found
 
 
 def drivers(service: ServiceProcess) -> list[int]:

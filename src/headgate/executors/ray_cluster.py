@@ -43,6 +43,9 @@ MAX_HELD = 100_000
 UNREAD_SECONDS = 24 * 3_600.0
 READ_SECONDS = 900.0
 """How long the holder keeps an outcome that nobody has read, and one that somebody has."""
+REPLACED_SECONDS = 20.0
+REPLACE_SECONDS = 0.5
+"""How long a start waits for another holder in place of a lost one, and how often it looks."""
 
 
 # The work itself, on some node of the cluster.
@@ -226,8 +229,7 @@ class Driver:
         match question.ask:
             case "start":
                 work = base64.b64decode(question.work)
-                arguments = (question.attempt, question.target, work, question.options)
-                await self._actor().start.remote(*arguments)
+                await self._start(question.attempt, question.target, work, question.options)
                 return Answer(id=question.id)
             case "outcome":
                 outcome = await self._actor().outcome.remote(question.attempt)
@@ -240,6 +242,25 @@ class Driver:
                 pending = await self._actor().pending.remote()
                 nodes = await asyncio.to_thread(room_of_nodes)
                 return Answer(id=question.id, nodes=nodes, pending=pending)
+
+    async def _start(
+        self, attempt_id: str, target: str, work: bytes, options: dict[str, Any]
+    ) -> None:
+        """Have the holder start an attempt; one that is lost with its node is replaced.
+
+        What a lost holder had started has ended with it, and one that comes back knows the attempt.
+        """
+        ends_at = time.monotonic() + REPLACED_SECONDS
+        while True:
+            try:
+                await self._actor().start.remote(attempt_id, target, work, options)
+            except exceptions.RayActorError:
+                self._holder = None
+                if time.monotonic() > ends_at:
+                    raise
+                await asyncio.sleep(REPLACE_SECONDS)
+            else:
+                return
 
     def _actor(self) -> Any:  # noqa: ANN401  a handle of Ray
         if self._holder is None:
