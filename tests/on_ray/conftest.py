@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,19 @@ class RayCluster:
     def close(self) -> None:
         """End both nodes."""
         self._cluster.shutdown()
+
+
+@contextmanager
+def connected(cluster: RayCluster) -> Iterator[Any]:
+    """Connect the test itself to the cluster, as somebody's program."""
+    import ray  # noqa: PLC0415
+
+    cluster.add_second()
+    ray.init(address=cluster.address, namespace="program", log_to_driver=False)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import headgate
 from doc_pages import ROOT, run_page
 from headgate.budgets.connect import connect_budget
 from headgate.errors import BudgetExceededError, InvalidSettingError
+from on_ray.conftest import connected
 
 if TYPE_CHECKING:
     from on_ray.conftest import RayCluster
@@ -21,13 +22,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def ray(cluster: RayCluster) -> Iterator[Any]:
-    """Connect the test itself to the cluster, as somebody's program."""
-    import ray  # noqa: PLC0415
-
-    cluster.add_second()
-    ray.init(address=cluster.address, namespace="program", log_to_driver=False)
-    yield ray
-    ray.shutdown()
+    """Stay connected to the cluster for all of these tests."""
+    with connected(cluster) as connection:
+        yield connection
 
 
 async def spent(ledger: str, project: str) -> float:

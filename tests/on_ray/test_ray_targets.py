@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
+from executors.orders import opened, order
+from headgate.core.lifecycle import Lost, Succeeded
 from headgate.executors.build import build_executor
-from headgate.executors.executor import RemoteExecutor
+from headgate.executors.executor import RemoteExecutor, WorkOrder
 from headgate.executors.targets import RayTarget
 from headgate.testing import VirtualClock
+from on_ray.conftest import connected
 from service.support import ServiceProcess, family, wait_until
 
 if TYPE_CHECKING:
@@ -29,6 +34,12 @@ def lines(path: Path) -> list[str]:
 
 def wait_for_line(path: Path, line: str) -> None:
     wait_until(lambda: line in lines(path), seconds=SECONDS, what=lambda: str(lines(path)))
+
+
+def wait_for_end(path: Path) -> None:
+    """Wait until the process has ended that wrote the first line."""
+    pid = int(path.read_text().split()[1])
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), seconds=SECONDS, what=lambda: "it lives")
 
 
 def reasons(service: ServiceProcess, task_id: str) -> str:
@@ -77,10 +88,9 @@ def test_a_cancel_ends_what_does_not_listen(service: ServiceProcess, tmp_path: P
     file = tmp_path / "lines"
     task_id = service.submit(params={"file": str(file), "seconds": 600})
     wait_for_line(file, "began")
-    pid = int(file.read_text().split()[1])
     service.ask("POST", f"/tasks/{task_id}/cancel")
     assert service.wait_for(task_id, seconds=SECONDS)["state"] == "cancelled"
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), seconds=SECONDS, what=lambda: "it lives")
+    wait_for_end(file)
 
 
 def test_no_more_starts_than_the_cluster_has_room_for(
@@ -131,6 +141,7 @@ def test_a_lost_node_is_a_loss_and_no_failure(
     )
     wait_for_line(file, "began")
     cluster.kill_second()
+    wait_for_end(file)
     # It may be with Ray again at once, where it waits for another such node.
     wait_until(lambda: "attempts" in service.task(task_id), seconds=SECONDS)
     release.touch()
@@ -140,20 +151,80 @@ def test_a_lost_node_is_a_loss_and_no_failure(
     assert lines(file) == ["began", "began", "ended"]
 
 
-def test_an_end_of_the_holder_is_a_loss_and_another_takes_what_comes(
-    service: ServiceProcess, cluster: RayCluster, tmp_path: Path
+def test_the_end_of_the_holder_is_a_loss_and_another_takes_what_comes(
+    service: ServiceProcess, tmp_path: Path
 ) -> None:
-    assert cluster.address
     file, release = tmp_path / "lines", tmp_path / "release"
     params = {"file": str(file), "seconds": 600, "release": str(release)}
     task_id = service.submit(maxAttempts=1, params=params)
     wait_for_line(file, "began")
-    for pid in holders():
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: service.task(task_id)["attempt"] == 2, seconds=SECONDS)
+    send_to_holder(signal.SIGKILL)
+    # Ray ends what a lost owner had under way.
+    wait_for_end(file)
     release.touch()
     task = service.wait_for(task_id, seconds=SECONDS)
     assert (task["state"], task["attempt"]) == ("done", 2), task.get("error")
+    assert lines(file) == ["began", "began", "ended"]
+
+
+async def test_a_start_finds_another_holder_in_place_of_a_lost_one(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    async with opened(target_on(cluster)) as executor:
+        assert isinstance(await executor.execute(order_in(tmp_path, attempt=1)), Succeeded)
+        send_to_holder(signal.SIGKILL)
+        assert isinstance(await executor.execute(order_in(tmp_path, attempt=2)), Succeeded)
+    assert lines(tmp_path / "lines") == ["began", "ended"] * 2
+
+
+async def test_what_a_lost_holder_may_have_begun_is_not_begun_again(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    file = tmp_path / "lines"
+    wait_until(lambda: is_placed(cluster, file), seconds=SECONDS)
+    async with opened(target_on(cluster)) as executor:
+        first = await executor.execute(order_in(tmp_path, attempt=1, seconds=SECONDS))
+        assert isinstance(first, Lost)
+        assert first.has_started
+        wait_for_end(file)
+        assert lines(file) == ["began"]
+        assert isinstance(await executor.execute(order_in(tmp_path, attempt=2)), Succeeded)
+    assert lines(file) == ["began", "began", "ended"]
+
+
+async def test_what_was_given_up_does_not_start_later(cluster: RayCluster, tmp_path: Path) -> None:
+    async with opened(target_on(cluster)) as executor:
+        order = order_in(tmp_path, attempt=1)
+        given_up = await executor.execute(msgspec.structs.replace(order, is_resumed=True))
+        late = await executor.execute(order)
+    for outcome in (given_up, late):
+        assert isinstance(outcome, Lost)
+        assert outcome.has_started
+    assert lines(tmp_path / "lines") == []
+
+
+async def test_a_holder_that_stays_away_leaves_no_room_and_starts_nothing(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    why = f"Ray at {cluster.address} cannot be reached: its actor headgate-attempts did not answer"
+    async with opened(target_on(cluster)) as executor:
+        assert isinstance(executor, RemoteExecutor)
+        assert isinstance(await executor.execute(order_in(tmp_path, attempt=1)), Succeeded)
+        send_to_holder(signal.SIGSTOP)
+        try:
+            order = order_in(tmp_path, attempt=2)
+            outcome, room = await asyncio.gather(executor.execute(order), executor.room())
+        finally:
+            send_to_holder(signal.SIGCONT)
+        assert isinstance(outcome, Lost)
+        assert not outcome.has_started
+        assert outcome.retry_seconds
+        assert why in str(outcome.error)
+        assert room is not None
+        assert room.free == 0
+        assert why in room.why
+        assert isinstance(await executor.execute(order_in(tmp_path, attempt=3)), Succeeded)
+    assert lines(tmp_path / "lines") == ["began", "ended"] * 2
 
 
 def test_the_end_of_the_driver_ends_no_work(service: ServiceProcess, tmp_path: Path) -> None:
@@ -199,14 +270,44 @@ def test_work_that_ended_meanwhile_is_collected(service: ServiceProcess, tmp_pat
     assert lines(file) == ["began", "ended"]
 
 
-def holders() -> list[int]:
-    """Return the processes of the holder in the cluster of these tests."""
+def target_on(cluster: RayCluster) -> RayTarget:
+    """Return a target for an executor without a service."""
+    cluster.add_second()
+    return RayTarget(address=cluster.address, entry_point="on_ray.work:run")
+
+
+def order_in(folder: Path, *, attempt: int, seconds: float = 0.0) -> WorkOrder:
+    """Return an attempt at the one task of a test."""
+    made = order("work", params={"file": str(folder / "lines"), "seconds": seconds})
+    return msgspec.structs.replace(made, task_id=folder.name, attempt=attempt)
+
+
+def is_placed(cluster: RayCluster, file: Path) -> bool:
+    """Replace the holder by one that dies; False if somebody else was faster."""
+    from headgate.executors.ray_cluster import HOLDER, NAMESPACE  # noqa: PLC0415
+    from on_ray.work import DyingHolder  # noqa: PLC0415
+
+    options = {"name": HOLDER, "namespace": NAMESPACE, "lifetime": "detached", "num_cpus": 0}
+    with connected(cluster) as ray:
+        with suppress(ValueError):
+            ray.kill(ray.get_actor(HOLDER, namespace=NAMESPACE))
+        try:
+            holder = ray.remote(DyingHolder).options(**options).remote(str(file))
+        except ValueError:
+            return False
+        return bool(ray.get(holder.__ray_ready__.remote(), timeout=SECONDS))
+
+
+def send_to_holder(number: signal.Signals) -> None:
+    """Send a signal to the process of the holder in the cluster of these tests."""
     found = []
     for pid in family(os.getpid()):
         with suppress(OSError):
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Holder"):
                 found.append(pid)
-    return found
+    assert found
+    for pid in found:
+        os.kill(pid, number)
 
 
 def drivers(service: ServiceProcess) -> list[int]:

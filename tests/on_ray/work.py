@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headgate.executors.ray_cluster import Holder
+
 
 def note(params: Mapping[str, Any], what: str) -> None:
     """Add a line to the file that a task names."""
@@ -49,3 +51,20 @@ async def run_async(order: Mapping[str, Any]) -> dict[str, object]:
         raise
     note(params, "ended")
     return {}
+
+
+class DyingHolder(Holder):
+    """Starts an attempt, and ends when the work has begun and nobody knows of it yet."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = Path(file)
+
+    async def start(
+        self, attempt_id: str, target: str, work: bytes, options: dict[str, Any]
+    ) -> None:
+        """Start it, and do not come back."""
+        await super().start(attempt_id, target, work, options)
+        while not self._file.exists():  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(0.02)
+        os._exit(1)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -251,8 +251,11 @@ def wait_until(
 
 def family(pid: int) -> list[int]:
     """Return a process and all that it has started and that still run, itself first."""
-    lists = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    children = [int(child) for listed in lists for child in listed.split()]
+    children: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        # A thread may end while its children are read.
+        with suppress(OSError):
+            children += map(int, path.read_text().split())
     return [pid, *(each for child in children for each in family(child))]
 
 

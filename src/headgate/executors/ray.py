@@ -80,6 +80,8 @@ def read(told: str | bytes) -> Outcome:
 
 
 Asked = Literal["start", "outcome", "cancel", "room"]
+Away = Literal["", "unasked", "unanswered"]
+"""Whether the holder is away, and if so, whether the question may have reached it before."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,13 +101,18 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: int
     problem: str = ""
+    away: Away = ""
     outcome: str | None = None
     nodes: list[dict[str, dict[str, float]]] | None = None
     pending: dict[str, int] | None = None
 
 
 class UnreachableError(Exception):
-    """The driver ended, or could not reach the cluster."""
+    """Nobody in the cluster answered; `was_asked` says that the question may have arrived."""
+
+    def __init__(self, problem: str, *, was_asked: bool = False) -> None:
+        super().__init__(problem)
+        self.was_asked = was_asked
 
 
 # The driver as the service sees it.
@@ -139,7 +146,7 @@ class RayDriver:
         self._noise: deque[str] = deque(maxlen=_MAX_NOISE)
 
     async def ask(self, ask: Asked, **fields: Any) -> Answer:  # noqa: ANN401  those of a question
-        """Ask the driver; `UnreachableError` if it ends first, or cannot reach the cluster."""
+        """Ask the driver; `UnreachableError` if it ends first, or gets no answer of the cluster."""
         process = await self._started()
         question = Question(id=next(self._ids), ask=ask, **fields)
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -149,9 +156,12 @@ class RayDriver:
             process.stdin.write(msgspec.json.encode(question) + b"\n")
             with suppress(ConnectionError):
                 await process.stdin.drain()
-            return await answer
+            found = await answer
         finally:
             self._waiting.pop(question.id, None)
+        if found.away:
+            raise UnreachableError(found.problem, was_asked=found.away == "unanswered")
+        return found
 
     @classmethod
     def of(cls, address: str) -> RayDriver:
@@ -243,7 +253,7 @@ class RayDriver:
             log.warning("the driver of Ray ended", address=self._address, exit_code=code)
         for waiting in list(self._waiting.values()):
             if not waiting.done():
-                waiting.set_exception(UnreachableError("the driver ended"))
+                waiting.set_exception(UnreachableError("the driver ended", was_asked=True))
 
     async def _read_noise(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None  # noqa: S101  it is a pipe
@@ -336,8 +346,11 @@ class RayExecutor:
             try:
                 problem = await self._start(order, attempt)
             except UnreachableError as error:
-                line = self._unreachable(error)
-                return Lost(has_started=False, retry_seconds=RETRY_SECONDS, error=line)
+                if not error.was_asked:
+                    line = self._unreachable(error)
+                    return Lost(has_started=False, retry_seconds=RETRY_SECONDS, error=line)
+                # It may have begun. The holder knows; to start it again could do it twice.
+                problem = ""
             if problem:
                 return Failed(error=f"Ray did not take it: {problem}")
         return await self._outcome(attempt)

@@ -34,7 +34,7 @@ from headgate.core.lifecycle import (
 )
 from headgate.executors.build import build_executor
 from headgate.executors.executor import shortened
-from headgate.executors.ray import Answer, Question, Work, tell
+from headgate.executors.ray import Answer, Away, Question, Work, tell
 
 NAMESPACE = "headgate"
 HOLDER = "headgate-attempts"
@@ -43,9 +43,10 @@ MAX_HELD = 100_000
 UNREAD_SECONDS = 24 * 3_600.0
 READ_SECONDS = 900.0
 """How long the holder keeps an outcome that nobody has read, and one that somebody has."""
-REPLACED_SECONDS = 20.0
+HOLDER_SECONDS = 20.0
 REPLACE_SECONDS = 0.5
-"""How long a start waits for another holder in place of a lost one, and how often it looks."""
+"""How long a question waits for a holder that answers, and how often a lost one is replaced."""
+NO_ANSWER = f"its actor {HOLDER} did not answer within {HOLDER_SECONDS:g} s"
 
 
 # The work itself, on some node of the cluster.
@@ -99,7 +100,7 @@ class _Held:
         self.state: State = "pending"
         self.is_cancelled = False
         self.work: Any = None
-        self.outcome: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self.forget_at = float("inf")
 
 
@@ -113,13 +114,15 @@ class Holder:
     async def start(
         self, attempt_id: str, target: str, work: bytes, options: dict[str, Any]
     ) -> None:
-        """Start the work of an attempt; one that is known already goes on."""
+        """Start the work of an attempt; one that is known or was given up is left as it is."""
         if attempt_id in self._held:
             return
         self._make_room()
-        held = self._held[attempt_id] = _Held(target)
         run = ray.remote(run_attempt).options(name=attempt_id, max_retries=0, **options)
-        held.work = run.remote(attempt_id, work, ray.get_runtime_context().current_actor)
+        begun = run.remote(attempt_id, work, ray.get_runtime_context().current_actor)
+        # What Ray refuses is not held: it would wait to be placed for ever.
+        held = self._held[attempt_id] = _Held(target)
+        held.work = begun
         waiting = asyncio.get_running_loop().create_task(self._wait(held))
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
@@ -131,18 +134,16 @@ class Holder:
             held.state = "running"
 
     async def outcome(self, attempt_id: str) -> bytes | None:
-        """Wait for what comes of an attempt; None if it is not known here."""
-        held = self._held.get(attempt_id)
-        if held is None:
-            return None
+        """Wait for what comes of an attempt; None if it is not known here, now and later."""
+        held = self._known(attempt_id)
         outcome = await asyncio.shield(held.outcome)
         held.forget_at = min(held.forget_at, time.monotonic() + READ_SECONDS)
         return outcome
 
     async def cancel(self, attempt_id: str, *, is_forced: bool) -> None:
         """Ask the work of an attempt to stop, or end the process that does it."""
-        held = self._held.get(attempt_id)
-        if held is not None and not held.outcome.done():
+        held = self._known(attempt_id)
+        if not held.outcome.done():
             held.is_cancelled = True
             # What has ended meanwhile cannot be cancelled any more.
             with suppress(exceptions.RayError, ValueError):
@@ -155,6 +156,20 @@ class Holder:
             if held.state == "pending":
                 counts[held.target] = counts.get(held.target, 0) + 1
         return counts
+
+    def _known(self, attempt_id: str) -> _Held:
+        """Return an attempt. One that is not known is given up: its start may still be on the way.
+
+        Whoever asked takes it for lost or stopped, so it must not begin after that.
+        """
+        held = self._held.get(attempt_id)
+        if held is None:
+            self._make_room()
+            held = self._held[attempt_id] = _Held("")
+            held.state = "done"
+            held.forget_at = time.monotonic() + READ_SECONDS
+            held.outcome.set_result(None)
+        return held
 
     async def _wait(self, held: _Held) -> None:
         try:
@@ -202,6 +217,8 @@ class Driver:
     """Answers questions of a service about one cluster."""
 
     def __init__(self) -> None:
+        options = {"name": HOLDER, "get_if_exists": True, "lifetime": "detached"}
+        self._holders = ray.remote(Holder).options(num_cpus=0, max_concurrency=100_000, **options)
         self._holder: Any = None
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -217,57 +234,74 @@ class Driver:
             task.add_done_callback(self._under_way.discard)
 
     async def _answer(self, question: Question) -> None:
+        away: Away = "unasked"
         try:
-            answer = await self._answered(question)
+            holder = await self._answering_holder()
+            away = "unanswered"
+            # Work takes as long as it takes; all else is quick.
+            async with asyncio.timeout(None if question.ask == "outcome" else HOLDER_SECONDS):
+                answer = await self._answered(question, holder)
+        except TimeoutError as error:
+            problem = shortened(str(error) or NO_ANSWER)
+            answer = Answer(id=question.id, away=away, problem=problem)
         except Exception as error:  # noqa: BLE001  whatever Ray raises, somebody waits for an answer
-            if isinstance(error, exceptions.RayActorError):
-                self._holder = None
-            answer = Answer(id=question.id, problem=shortened(f"{type(error).__name__}: {error}"))
+            # What the holder raises is its answer; all else that Ray raises means there is none.
+            is_answered = isinstance(error, exceptions.RayTaskError) or _cannot_begin(error)
+            if is_answered or not isinstance(error, exceptions.RayError):
+                away = ""
+            problem = shortened(f"{type(error).__name__}: {error}")
+            answer = Answer(id=question.id, away=away, problem=problem)
         write(answer)
 
-    async def _answered(self, question: Question) -> Answer:
+    async def _answered(self, question: Question, holder: Any) -> Answer:  # noqa: ANN401  a handle of Ray
         match question.ask:
             case "start":
                 work = base64.b64decode(question.work)
-                await self._start(question.attempt, question.target, work, question.options)
+                arguments = (question.attempt, question.target, work, question.options)
+                await holder.start.remote(*arguments)
                 return Answer(id=question.id)
             case "outcome":
-                outcome = await self._actor().outcome.remote(question.attempt)
+                outcome = await holder.outcome.remote(question.attempt)
                 told = None if outcome is None else outcome.decode()
                 return Answer(id=question.id, outcome=told)
             case "cancel":
-                await self._actor().cancel.remote(question.attempt, is_forced=question.is_forced)
+                await holder.cancel.remote(question.attempt, is_forced=question.is_forced)
                 return Answer(id=question.id)
             case "room":
-                pending = await self._actor().pending.remote()
+                pending = await holder.pending.remote()
                 nodes = await asyncio.to_thread(room_of_nodes)
                 return Answer(id=question.id, nodes=nodes, pending=pending)
 
-    async def _start(
-        self, attempt_id: str, target: str, work: bytes, options: dict[str, Any]
-    ) -> None:
-        """Have the holder start an attempt; one that is lost with its node is replaced.
+    async def _answering_holder(self) -> Any:  # noqa: ANN401  a handle of Ray
+        """Return a holder that has just answered; one that was lost with its node is replaced.
 
-        What a lost holder had started has ended with it, and one that comes back knows the attempt.
+        A start is sent once, and only to such a holder. So its fate is in doubt only if the holder
+        is lost in that moment, and then the work is not started again: it may have begun.
         """
-        ends_at = time.monotonic() + REPLACED_SECONDS
-        while True:
-            try:
-                await self._actor().start.remote(attempt_id, target, work, options)
-            except exceptions.RayActorError:
-                self._holder = None
-                if time.monotonic() > ends_at:
-                    raise
-                await asyncio.sleep(REPLACE_SECONDS)
-            else:
-                return
+        problem = ""
+        try:
+            async with asyncio.timeout(HOLDER_SECONDS):
+                while True:
+                    try:
+                        # The name may still lead to the lost one, or to nobody any more.
+                        holder = self._holder = self._holder or self._holders.remote()
+                        await holder.__ray_ready__.remote()
+                    except (exceptions.RayActorError, ValueError) as error:
+                        self._holder = None
+                        if _cannot_begin(error):
+                            raise
+                        problem = f": {type(error).__name__}: {error}"
+                    else:
+                        return holder
+                    await asyncio.sleep(REPLACE_SECONDS)
+        except TimeoutError:
+            self._holder = None
+            raise TimeoutError(NO_ANSWER + problem) from None
 
-    def _actor(self) -> Any:  # noqa: ANN401  a handle of Ray
-        if self._holder is None:
-            options = {"name": HOLDER, "get_if_exists": True, "lifetime": "detached"}
-            holder = ray.remote(Holder).options(num_cpus=0, max_concurrency=100_000, **options)
-            self._holder = holder.remote()
-        return self._holder
+
+def _cannot_begin(error: Exception) -> bool:
+    """Tell whether no holder can live in this cluster: another one would fail as well."""
+    return isinstance(error, exceptions.RayActorError) and error.actor_init_failed
 
 
 def room_of_nodes() -> list[dict[str, dict[str, float]]]:
