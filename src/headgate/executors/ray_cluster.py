@@ -46,7 +46,8 @@ READ_SECONDS = 900.0
 HOLDER_SECONDS = 20.0
 REPLACE_SECONDS = 0.5
 """How long a question waits for a holder that answers, and how often a lost one is replaced."""
-NO_ANSWER = f"its actor {HOLDER} did not answer within {HOLDER_SECONDS:g} s"
+ROOM_SECONDS = 4.0
+"""How long the room is waited for: less than an engine does, which then goes by an older answer."""
 
 
 # The work itself, on some node of the cluster.
@@ -235,15 +236,16 @@ class Driver:
 
     async def _answer(self, question: Question) -> None:
         away: Away = "unasked"
+        seconds = ROOM_SECONDS if question.ask == "room" else HOLDER_SECONDS
         try:
-            holder = await self._answering_holder()
+            holder = await self._answering_holder(seconds)
             away = "unanswered"
             # Work takes as long as it takes; all else is quick.
-            async with asyncio.timeout(None if question.ask == "outcome" else HOLDER_SECONDS):
+            async with asyncio.timeout(None if question.ask == "outcome" else seconds):
                 answer = await self._answered(question, holder)
         except TimeoutError as error:
-            problem = shortened(str(error) or NO_ANSWER)
-            answer = Answer(id=question.id, away=away, problem=problem)
+            problem = f"its actor {HOLDER} did not answer within {seconds:g} s{error}"
+            answer = Answer(id=question.id, away=away, problem=shortened(problem))
         except Exception as error:  # noqa: BLE001  whatever Ray raises, somebody waits for an answer
             # What the holder raises is its answer; all else that Ray raises means there is none.
             is_answered = isinstance(error, exceptions.RayTaskError) or _cannot_begin(error)
@@ -272,7 +274,7 @@ class Driver:
                 nodes = await asyncio.to_thread(room_of_nodes)
                 return Answer(id=question.id, nodes=nodes, pending=pending)
 
-    async def _answering_holder(self) -> Any:  # noqa: ANN401  a handle of Ray
+    async def _answering_holder(self, seconds: float) -> Any:  # noqa: ANN401  a handle of Ray
         """Return a holder that has just answered; one that was lost with its node is replaced.
 
         A start is sent once, and only to such a holder. So its fate is in doubt only if the holder
@@ -280,7 +282,7 @@ class Driver:
         """
         problem = ""
         try:
-            async with asyncio.timeout(HOLDER_SECONDS):
+            async with asyncio.timeout(seconds):
                 while True:
                     try:
                         # The name may still lead to the lost one, or to nobody any more.
@@ -296,7 +298,7 @@ class Driver:
                     await asyncio.sleep(REPLACE_SECONDS)
         except TimeoutError:
             self._holder = None
-            raise TimeoutError(NO_ANSWER + problem) from None
+            raise TimeoutError(problem) from None
 
 
 def _cannot_begin(error: Exception) -> bool:
