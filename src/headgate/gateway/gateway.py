@@ -84,6 +84,7 @@ from headgate.gateway.identity import (
 from headgate.gateway.protocols import (
     CODEX,
     EVENT_STREAM,
+    KEY_STATUSES,
     Failure,
     ListedModel,
     Protocol,
@@ -93,6 +94,7 @@ from headgate.gateway.protocols import (
     failure_of,
     models_body,
     protocol_of,
+    refuses_key,
     returned_headers,
     upstream_headers,
     upstream_query,
@@ -400,6 +402,7 @@ class Asked:
         "name",
         "path",
         "protocol",
+        "refused_keys",
         "reserve",
         "response_model",
         "sender",
@@ -434,6 +437,9 @@ class Asked:
         self.members: list[tuple[Upstream, str]] = []
         self.failed: set[tuple[str, str, str | None]] = set()
         """Where it has failed: the upstream, the model there, and the slot."""
+
+        self.refused_keys: dict[str, int] = {}
+        """The keys with which it got a 401 or 403, as people are told of them, and which it was."""
 
         self.max_tokens: int | None = None
         """What the length of its answer was lowered to."""
@@ -1424,7 +1430,7 @@ class Gateway:
             upstream, grant.slot, keys.provider_key, is_bearer=keys.scheme == "bearer"
         )
         if credentials is None:
-            raise _no_key(upstream)
+            raise self._no_key(upstream, grant.slot)
         is_own_key = grant.slot is not None and not upstream.settings.slots
         headers = upstream_headers(asked.client.request.all_headers(), is_own_key=is_own_key)
         headers += [credentials.header, *upstream.headers]
@@ -1495,6 +1501,14 @@ class Gateway:
             if response.status >= _SERVER_ERRORS or outcome.is_cut:
                 return self._failed(asked, live, upstream, grant, outcome, response, body)
             self._upstreams.answered(upstream)
+            has_clients_key = not (live.route.has_slots or live.route.is_shared)
+            if response.status in KEY_STATUSES and not has_clients_key:
+                is_refused = asked.name != OTHER and refuses_key(response.status, body)
+                if is_refused:
+                    await self._refuse_key(upstream, grant.slot, response.status, credentials)
+                return self._not_allowed(
+                    asked, live, upstream, grant, response.status, is_refused=is_refused
+                )
             await self._pass_error(asked, live, response, body, returned)
             return True
         self._upstreams.answered(upstream)
@@ -1582,6 +1596,66 @@ class Gateway:
         line = f"upstream '{upstream.name}' failed: {message}"
         raise _Refusal(failure or Failure.UPSTREAM_FAILED, line)
 
+    async def _refuse_key(
+        self, upstream: Upstream, slot: str | None, status: int, credentials: Credentials
+    ) -> None:
+        """Disable the slot of a key that its provider refuses, and have the operator know.
+
+        A key that was replaced while the call was under way says nothing about the new one.
+        """
+        place = self._upstreams.key_place(upstream, slot)
+        if slot is None or slot not in upstream.settings.slots:
+            log.error("a key was refused", upstream=upstream.name, key=place, status=status)
+            return
+        if self._upstreams.credentials(upstream, slot, "", is_bearer=False) != credentials:
+            return
+        try:
+            await self._api.slots.refuse_key(slot, status, place)
+        except HeadgateError as error:
+            log.error(
+                "a key was refused, and its slot could not be disabled",
+                slot=slot, key=place, status=status, why=str(error),
+            )  # fmt: skip
+
+    def _not_allowed(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        upstream: Upstream,
+        grant: Grant,
+        status: int,
+        *,
+        is_refused: bool,
+    ) -> bool:
+        """Have a call go on with another key after a 401 or 403, or wait for one.
+
+        What the provider said may show a part of the key, so that it is not for the client.
+        """
+        place = self._upstreams.key_place(upstream, grant.slot)
+        key = (
+            f"the key of slot {grant.slot} ({place})"
+            if live.route.has_slots
+            else f"the key in {place}"
+        )
+        asked.refused_keys[f"upstream '{upstream.name}' refused {key}"] = status
+        asked.failed.add((upstream.name, live.route.model, grant.slot))
+        route = self._untried(asked, live)
+        if route is not None:
+            self.sessions.avoid(live.id, self._failed_slots(asked, route))
+            self._calls.move(live, route)
+            return False
+        self._check_keys(asked)
+        if is_refused and self._calls.is_closed(live.route, asked.who.project_id):
+            # Another key comes back by itself.
+            self._calls.move(live, live.route, keeps_money=False)
+            return False
+        tried = ", ".join(f"{key} with status {one}" for key, one in asked.refused_keys.items())
+        if is_refused:
+            line = f"{tried}; put a key that works there, where Headgate runs"
+            raise _Refusal(Failure.UNAUTHORIZED, line)
+        failure = failure_of(status, b"")[0]
+        raise _Refusal(failure, f"{tried}; the model or what was asked may not be allowed to it")
+
     def _note_failure(self, asked: Asked, upstream: Upstream, why: str) -> None:
         if asked.name == OTHER:
             # Nobody here knows what was asked, so that it may be what fails.
@@ -1623,8 +1697,7 @@ class Gateway:
         returned: list[tuple[bytes, bytes]],
     ) -> None:
         """Give the client an error of the provider that is the client's own."""
-        is_own_key = bool(live.record.slot and live.record.slot.startswith("key-"))
-        failure, message = failure_of(response.status, body, is_own_key=is_own_key)
+        failure, message = failure_of(response.status, body)
         self._calls.end(
             live, CallEnd(state=CallState.FAILED, status=response.status, error=message)
         )
@@ -1970,11 +2043,23 @@ class Gateway:
         if not speaking:
             return _Refusal(Failure.NOT_FOUND, f"there is no upstream of kind {kind}")
         first = speaking[0]
-        if not self._upstreams.has_key(first) and not keys.provider_key:
-            return _no_key(first)
+        slot = next(iter(first.settings.slots), None)
+        has_key = self._upstreams.has_key(first)
+        if self._upstreams.key_problem(first, slot) or not (has_key or keys.provider_key):
+            return self._no_key(first, slot)
         line = f"upstream '{first.name}' does not list its models now; a call may name one all the"
         line += f" same, and models = [...] in [upstreams.{first.name}] has them listed"
         return _Refusal(Failure.UPSTREAM_FAILED, line)
+
+    def _no_key(self, upstream: Upstream, slot: str | None) -> _Refusal:
+        """Say what is wrong with a configured key, or that there is none."""
+        line = f"upstream '{upstream.name}' has no key: "
+        problem = self._upstreams.key_problem(upstream, slot)
+        if problem:
+            return _Refusal(Failure.UNAUTHORIZED, f"{line}{problem}")
+        variable = upstream.settings.key_env or "one"
+        line += f"set {variable} where Headgate runs, or send your own"
+        return _Refusal(Failure.UNAUTHORIZED, line)
 
     async def _pass_through(
         self, client: Client, sender: Sender, upstream: Upstream, path: str
@@ -2146,12 +2231,6 @@ def _check_model(model: str) -> None:
     if not model or len(model) > MAX_MODEL_LENGTH or not model.isprintable():
         line = f"model: name one, in at most {MAX_MODEL_LENGTH} printable characters"
         raise _Refusal(Failure.BAD_REQUEST, line)
-
-
-def _no_key(upstream: Upstream) -> _Refusal:
-    variable = upstream.settings.key_env or "one"
-    line = f"upstream '{upstream.name}' has no key: set {variable} where Headgate runs, or send"
-    return _Refusal(Failure.UNAUTHORIZED, f"{line} your own")
 
 
 def _lost_key(client: Client, body: bytes) -> bytes:

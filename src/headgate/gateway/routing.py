@@ -370,6 +370,13 @@ class Upstreams:
         key_env = upstream.settings.key_env
         return bool(upstream.settings.slots) or (key_env is not None and key_env in self._environ)
 
+    def key_place(self, upstream: Upstream, slot: str | None) -> str:
+        """Return the variable or the file with a configured key."""
+        if slot is None or slot not in upstream.settings.slots:
+            return upstream.settings.key_env or ""
+        settings = self._settings.slots[slot]
+        return settings.key_env or settings.key_file or ""
+
     def route(self, upstream: Upstream, model: str, client_key: str) -> Route:
         """Return the route of a call: by the keys of the upstream, or by that of its client."""
         if upstream.settings.slots:
@@ -392,19 +399,35 @@ class Upstreams:
         A configured key wins over that of the client.
         """
         try:
-            if slot is not None and upstream.settings.slots:
-                return _header(upstream, self._slot_keys(slot))
-            if self.has_key(upstream):
-                if upstream.own is None:
-                    key = read_upstream_key(upstream.name, upstream.settings, self._environ)
-                    upstream.own = _header(upstream, key)
+            if upstream.own is not None:
                 return upstream.own
+            key = self._configured_key(upstream, slot)
+            if key is not None:
+                credentials = _header(upstream, key)
+                if not upstream.settings.slots:
+                    upstream.own = credentials
+                return credentials
         except InvalidSettingError as error:
             log.warning("a key cannot be read", upstream=upstream.name, slot=slot, why=str(error))
             return None
         if not client_key:
             return None
         return _header(upstream, client_key, is_bearer=is_bearer)
+
+    def key_problem(self, upstream: Upstream, slot: str | None) -> str:
+        """Return why the configured key of an upstream cannot be read; "" if it can."""
+        try:
+            self._configured_key(upstream, slot)
+        except InvalidSettingError as error:
+            return error.problem
+        return ""
+
+    def _configured_key(self, upstream: Upstream, slot: str | None) -> str | None:
+        if slot is not None and upstream.settings.slots:
+            return self._slot_keys(slot)
+        if self.has_key(upstream):
+            return read_upstream_key(upstream.name, upstream.settings, self._environ)
+        return None
 
     # What upstreams list.
 

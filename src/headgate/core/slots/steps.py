@@ -265,6 +265,19 @@ def observe(
     return (after,), Observed(row=after, confirmation=confirmation, is_kept=True)
 
 
+def refuse_key(
+    rows: Rows, now: float, *, config: SlotConfig, status: int, key_place: str
+) -> tuple[Changed, SlotRow | None]:
+    """Disable a slot whose key was refused to real traffic; None if it is off already."""
+    del now
+    row = _row(rows, config.name)
+    if why_off(config, row):
+        return (), None
+    schedule = key_refused(row.schedule, status, key_place=key_place)
+    after = msgspec.structs.replace(row, schedule=schedule, start="")
+    return (after,), after
+
+
 def is_news(
     config: SlotConfig, row: SlotRow, answer: QuotaReport | QuotaFailure, now: float
 ) -> bool:

@@ -684,13 +684,17 @@ def _forced_retry(config: WakeConfig, schedule: SlotSchedule, now: float) -> Slo
     )
 
 
-def key_refused(schedule: SlotSchedule, status: int | None, problem: str = "") -> SlotSchedule:
+def key_refused(
+    schedule: SlotSchedule, status: int | None, problem: str = "", *, key_place: str = ""
+) -> SlotSchedule:
     """Return the schedule of a slot whose key the provider refused: nothing more is sent.
 
     Without a status nobody was asked, because there is no key; then the problem says so. A refusal
-    is an error that is not waited for to come again, and is counted and shown as one.
+    is an error that is not waited for to come again, and is counted and shown as one. `key_place`
+    is the variable or the file with the key, if whoever was refused knows it.
     """
-    refusal = problem if status is None else f"the provider refused the key ({status})"
+    place = f" in {key_place}" if key_place else ""
+    refusal = problem if status is None else f"the provider refused the key{place} ({status})"
     return msgspec.structs.replace(
         end_pending(schedule),
         slot_auto_disabled=True,

@@ -40,6 +40,7 @@ from headgate.core.slots.steps import (
     needs_look,
     observe,
     poll_done,
+    refuse_key,
     reopen,
     switch,
     wake_done,
@@ -369,6 +370,15 @@ class KeySlot:
         if done.is_kept:
             self.polls["observed"] += 1
             slot_log.observed(self.trail, self.config, done)
+
+    async def refuse_key(self, status: int, key_place: str) -> None:
+        """Disable the slot: its provider refused the key to real traffic."""
+        await self.begin()
+        step = partial(refuse_key, config=self.config, status=status, key_place=key_place)
+        row = await self.shared.rows.step((self.name,), step)
+        if row is not None:
+            slot_log.disabled(self.trail, self.name, row)
+        self.restate()
 
     async def look(self) -> None:
         """Look after a slot that is not polled: whether its key is there, and its start."""

@@ -461,7 +461,7 @@ def woken(trail: SlotTrail, name: str, claim: WakeClaim, done: WakeDone) -> None
     if done.confirmation is Confirmation.CONFIRMED:
         _confirmed(trail, name, done.row, claim.id)
     if done.is_disabled:
-        _disabled(trail, name, done.row)
+        disabled(trail, name, done.row)
 
 
 def window_closed(trail: SlotTrail, config: SlotConfig, done: WindowDone) -> None:
@@ -548,10 +548,11 @@ def _failed(trail: SlotTrail, config: SlotConfig, done: PollDone, flow_id: str) 
         _of(name).info(f"slot {name} backing off: next poll in {done.backoff_minutes} min")
         trail.event("quota-poller.backoff", flow_id, minutes=done.backoff_minutes)
     if done.is_disabled:
-        _disabled(trail, name, done.row)
+        disabled(trail, name, done.row)
 
 
-def _disabled(trail: SlotTrail, name: str, row: SlotRow) -> None:
+def disabled(trail: SlotTrail, name: str, row: SlotRow) -> None:
+    """Tell that a slot sends nothing more until somebody mends it."""
     reason = row.schedule.disabled_reason
     _of(name).error(f"slot {name} auto-disabled: {reason}; {_advice(name)}")
     trail.event("slot-auto-disabled", reason=reason)

@@ -257,6 +257,13 @@ class Slots:
         if slot is not None:
             slot.observe(status, headers, now)
 
+    async def refuse_key(self, name: str, status: int, key_place: str) -> None:
+        """Disable a slot whose key, which lies at a place, was refused to real traffic.
+
+        Raises `SlotNotFoundError`, or `StoreError` if nobody could be told.
+        """
+        await self._slot(name).refuse_key(status, key_place)
+
     def loops(self, name: str) -> tuple[asyncio.Task[None] | None, ...]:
         """Return what runs the loops of a slot, its wake loop first."""
         supervisor = self._supervisor
