@@ -15,6 +15,7 @@ from headgate.config import Settings, load_settings
 
 CANARY = "sk-canary-of-the-upstream-0123456789"
 SLOT = '[[slots]]\nname = "work"\nprovider = "zai"\nkey_env = "ZAI_KEY"\n'
+ADDRESS = 'base_url = "http://127.0.0.1:1/v1"\n'
 HOUSE = '[upstreams.house]\nkind = "openai"\n'
 
 
@@ -64,8 +65,8 @@ def findings(file: Path, text: str, environ: dict[str, str]) -> list[tuple[str, 
 
 
 KEYLESS = [
-    ("upstream anthropic", "ok", "has no key: ANTHROPIC_API_KEY is not set; "),
-    ("upstream openai", "ok", "has no key: OPENAI_API_KEY is not set; "),
+    ("upstream anthropic", "ok", "has no key: ANTHROPIC_API_KEY is not set in this shell; "),
+    ("upstream openai", "ok", "has no key: OPENAI_API_KEY is not set in this shell; "),
 ]
 PASSED = "clients' own keys are passed through on loopback"
 
@@ -82,17 +83,25 @@ def test_the_doctor_says_which_upstreams_have_no_key(file: Path) -> None:
     found = findings(file, f"{never}{HOUSE}", {})
     assert [one[:2] for one in found] == [("upstream house", "warn"), *(o[:2] for o in KEYLESS)]
     unset = findings(file, f'{HOUSE}key_env = "HOUSE_KEY"', {})
-    assert unset[0][1:] == ("warn", f"has no key: HOUSE_KEY is not set; {PASSED}")
+    assert unset[0][1:] == ("warn", f"has no key: HOUSE_KEY is not set in this shell; {PASSED}")
     assert findings(file, "[gateway]\nenabled = false", {"OPENAI_API_KEY": CANARY}) == [
         ("gateway", "ok", "is switched off in the settings")
     ]
+
+
+def test_the_doctor_promises_nothing_to_clients_of_an_upstream_with_slots(file: Path) -> None:
+    for mode in ("loopback", "always", "never"):
+        passing = f'[gateway]\npassthrough_keys = "{mode}"\n'
+        found = findings(file, f'{passing}{HOUSE}{ADDRESS}slots = ["work"]\n{SLOT}', {})
+        line = "has no key: none of its slots has one that can be read in this shell"
+        assert found[0] == ("upstream house", "warn", line)
 
 
 def test_the_doctor_warns_where_clients_send_tokens_and_no_upstream_has_a_key(file: Path) -> None:
     required = "[auth]\nrequired = true\n"
     found = findings(file, required, {})
     assert [one[:2] for one in found] == [(one[0], "warn") for one in KEYLESS]
-    assert found[0][2].endswith("is not set, and clients send tokens of Headgate")
+    assert found[0][2].endswith("is not set in this shell, and clients send tokens of Headgate")
     with upstream_server() as (address, _):
         house = f'{HOUSE}base_url = "{address}/v1"\nkey_env = "HOUSE_KEY"\n'
         found = findings(file, required + house, {"HOUSE_KEY": CANARY})
@@ -105,9 +114,13 @@ def test_the_doctor_asks_an_upstream_with_each_of_its_keys_and_tells_none(file: 
         text = f"""
 [upstreams.good]
 kind = "openai"
-base_url = "{address}/404/v1"
+base_url = "{address}/200/v1"
 slots = ["work", "spare"]
 headers = {{ X-Team = "{{env.TEAM}}" }}
+[upstreams.listless]
+kind = "openai"
+base_url = "{address}/404/v1"
+key_env = "HOUSE_KEY"
 [upstreams.refused]
 kind = "anthropic"
 base_url = "{address}/403"
@@ -128,9 +141,11 @@ headers = {{ X-Team = "{{env.NO_SUCH_TEAM}}" }}
         environ = {"ZAI_KEY": CANARY, "SPARE_KEY": CANARY, "HOUSE_KEY": CANARY, "TEAM": "red"}
         found = findings(file, text, environ)
     host = address.removeprefix("http://")
+    untried = "answers 404 where models are listed, so nobody knows whether it takes the key"
     assert found[3:] == [
         ("upstream good", "ok", f"{host} answers to the key in slot work"),
         ("upstream good", "ok", f"{host} answers to the key in slot spare"),
+        ("upstream listless", "ok", f"{host} {untried} (HOUSE_KEY)"),
         ("upstream refused", "fail", f"{host} answers 403: key refused (HOUSE_KEY)"),
         ("upstream broken", "warn", f"{host} answers 503"),
         ("upstream gone", "warn", "127.0.0.1:1 cannot be reached: ConnectError"),
@@ -138,8 +153,8 @@ headers = {{ X-Team = "{{env.NO_SUCH_TEAM}}" }}
     assert found[0][:2] == ("upstream unfilled", "fail")
     assert "NO_SUCH_TEAM" in found[0][2]
     sent = dict(seen)
-    assert set(sent) == {"/404/v1/models", "/403/v1/models", "/503/models"}
-    good = {name.lower(): value for name, value in sent["/404/v1/models"].items()}
+    assert set(sent) == {"/200/v1/models", "/404/v1/models", "/403/v1/models", "/503/models"}
+    good = {name.lower(): value for name, value in sent["/200/v1/models"].items()}
     assert (good["authorization"], good["x-team"]) == (f"Bearer {CANARY}", "red")
     refused = {name.lower(): value for name, value in sent["/403/v1/models"].items()}
     assert refused["x-api-key"] == CANARY

@@ -16,6 +16,11 @@ NO_KEY = (
     "gateway: no upstream has a key, and clients send tokens of Headgate"
     "; set ANTHROPIC_API_KEY or OPENAI_API_KEY where the service starts"
 )
+ELLIPSIS = "sk-ant-\N{HORIZONTAL ELLIPSIS}"
+NO_SUCH_KEY = (
+    "upstreams.{}.key_env: the variable {} does not hold just a key"
+    ", one line of printable ASCII without spaces"
+)
 HOUSE = '[upstreams.house]\nkind = "openai"\nkey_env = "HOUSE_KEY"\n'
 
 
@@ -37,6 +42,12 @@ def loaded(folder: Path, text: str) -> Settings:
         (REQUIRED, {"OPENAI_API_KEY": "sk-o"}, []),
         (REQUIRED + HOUSE, {"HOUSE_KEY": "sk-h"}, []),
         ("[gateway]\nenabled = false\n" + REQUIRED, {}, []),
+        (
+            "",
+            {"ANTHROPIC_API_KEY": ELLIPSIS},
+            [NO_SUCH_KEY.format("anthropic", "ANTHROPIC_API_KEY")],
+        ),
+        (HOUSE, {"HOUSE_KEY": ELLIPSIS}, [NO_SUCH_KEY.format("house", "HOUSE_KEY")]),
     ],
 )
 def test_a_missing_key_has_one_line(

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,6 @@ from headgate.app import auth_rules, build_service
 from headgate.cli.connection import Connection, connect
 from headgate.config import (
     Settings,
-    SlotSettings,
     budgets,
     settings_file,
     warnings_of,
@@ -34,7 +34,7 @@ from headgate.config.loading import (
 )
 from headgate.config.messages import described_default, described_type, field_docs, key_path
 from headgate.config.settings import OPTIONAL_KEYS, SECTIONS, TABLES
-from headgate.config.slot_keys import read_key, wake_config
+from headgate.config.slot_keys import read_key, read_upstream_key, wake_config
 from headgate.config.sources import merge, merge_text, variable_warnings
 from headgate.core.slots.status import quota_source_words
 from headgate.errors import HeadgateError, InvalidSettingError, MissingPackageError
@@ -179,7 +179,7 @@ def missing_keys(settings: Settings, environ: Mapping[str, str]) -> list[str]:
                 f"{key_path('slots', name)}: needs {', '.join(missing)} in the environment"
             )
         elif slot.enabled:
-            lines += _key_problems(slot, environ)
+            lines += _problems(partial(read_key, slot, environ))
     if not settings.gateway.enabled:
         return lines
     optional = frozenset() if auth_rules(settings).needs_token else OPTIONAL_KEYS
@@ -188,6 +188,9 @@ def missing_keys(settings: Settings, environ: Mapping[str, str]) -> list[str]:
         if missing:
             key = key_path("upstreams", name)
             lines.append(f"{key}: needs {', '.join(missing)} in the environment")
+    for name, upstream in settings.all_upstreams.items():
+        if upstream.key_env is not None and upstream.key_env in environ:
+            lines += _problems(partial(read_upstream_key, name, upstream, environ))
     if not optional and has_no_upstream_key(settings, environ):
         lines.append(
             f"gateway: no upstream has a key, and clients send tokens of Headgate; set {_BUILT_IN}"
@@ -228,9 +231,10 @@ def _budget_warnings(settings: Settings) -> list[str]:
     ]
 
 
-def _key_problems(slot: SlotSettings, environ: Mapping[str, str]) -> list[str]:
+def _problems(read: Callable[[], str]) -> list[str]:
+    """Say why a key that is there is none."""
     try:
-        read_key(slot, environ)
+        read()
     except InvalidSettingError as error:
         return [str(error)]
     return []

@@ -112,7 +112,7 @@ def _examined(check: str, slot: SlotSettings, environ: Mapping[str, str]) -> Fin
     missing = sorted(variables_of_slot(slot) - set(environ))
     if missing:
         advice = "set it where the service starts; it may be set there and not here"
-        return fail(check, f"{', '.join(missing)} is not set", advice)
+        return fail(check, f"{', '.join(missing)} is not set in this shell", advice)
     try:
         read_key(slot, environ)
         mode = 0 if slot.key_file is None else Path(slot.key_file).expanduser().stat().st_mode
@@ -317,7 +317,7 @@ def _examined_target(check: str, name: str, target: Target, environ: Mapping[str
     missing = sorted(variables_of(target) - set(environ))
     if missing:
         advice = "set it where the service starts; it may be set there and not here"
-        return fail(check, f"{', '.join(missing)} is not set", advice)
+        return fail(check, f"{', '.join(missing)} is not set in this shell", advice)
     try:
         match target:
             case HttpTarget():
@@ -428,7 +428,7 @@ GIVEN_TO_TASKS = tuple(name for names in GATEWAY_VARIABLES.values() for name in 
 
 ANTHROPIC_VERSION = "2023-06-01"
 _REFUSED = (401, 403)
-_SERVER_ERROR = 500
+_ERROR, _SERVER_ERROR = 400, 500
 _PASSED_THROUGH = {
     "loopback": "clients' own keys are passed through on loopback",
     "always": "clients' own keys are passed through",
@@ -509,9 +509,12 @@ def _keyless(
 ) -> Finding:
     why = "has no key"
     if upstream.slots:
-        why += ": none of its slots has one that can be read"
-    elif upstream.key_env is not None:
-        why += f": {upstream.key_env} is not set"
+        advice = "correct one of its slots; until then no call can go there"
+        return warn(
+            check, f"{why}: none of its slots has one that can be read in this shell", advice
+        )
+    if upstream.key_env is not None:
+        why += f": {upstream.key_env} is not set in this shell"
     passed = _PASSED_THROUGH.get(settings.gateway.passthrough_keys)
     needs_token = auth_rules(settings).needs_token
     if passed is None or needs_token:
@@ -561,6 +564,9 @@ async def _answer_of(client: HttpClient, key: UpstreamKey) -> Finding:
         return fail(key.check, found, "put a key there that the provider takes")
     if status >= _SERVER_ERROR:
         return warn(key.check, f"{host} answers {status}", advice)
+    if status >= _ERROR:
+        found = f"{host} answers {status} where models are listed, so nobody knows whether it takes"
+        return ok(key.check, f"{found} the key ({key.name})")
     return ok(key.check, f"{host} answers to the key in {key.name}")
 
 
