@@ -32,6 +32,7 @@ from gateway.gateway_service import (
 from gateway.test_task_calls import claim, ended, submit
 from headgate.engine import node as node_module
 from headgate.gateway.gateway import Patience
+from headgate.storage.call_rows import LOST
 
 LEASE_SECONDS = 1.0
 BUDGET = """
@@ -323,6 +324,51 @@ async def test_projects_have_their_shares_over_a_change_of_the_deciding_node(
             tokens[charge.mark] += charge.tokens
         for name, weight in weights.items():
             assert abs(tokens[name] / tokens.total() - weight / 6) <= 0.02, tokens
+
+
+@pytest.mark.parametrize("escrow", ["", WITHOUT_ESCROW], ids=["escrow", "one by one"])
+async def test_a_call_of_a_node_that_is_gone_is_lost_and_assumed_until_that_comes_back(
+    tmp_path: Path, postgres: PostgresServer, escrow: str
+) -> None:
+    text = BUDGET.replace("60.0", "2.0") + escrow
+    async with two_nodes(tmp_path, postgres, text) as nodes:
+        running = await nodes.begin(TEAM, is_noted=True)
+        (own,) = nodes.first.calls.live()
+        await nodes.change("cut off")
+        second = nodes.second
+
+        async def shown() -> dict[str, Any]:
+            found: dict[str, Any] = (await second.client.get(f"/calls/{own.id}")).json()
+            return found
+
+        async def used() -> dict[str, Any]:
+            found: dict[str, Any] = (await second.client.get("/usage")).json()["total"]
+            return found
+
+        async def until_shown(state: str) -> dict[str, Any]:
+            async with asyncio.timeout(30.0):
+                while True:
+                    found = await shown()
+                    if found.get("state") == state:
+                        return found
+                    await asyncio.sleep(0.05)
+
+        lost = await until_shown("failed")
+        assert lost["error"] == LOST
+        usage = lost["usage"]
+        assert usage["tokens"] == usage["assumedTokens"] == own.reserved_tokens > 0
+        total = await used()
+        assert (total["calls"], total["tokens"]) == (1, own.reserved_tokens)
+        assert total["assumedTokens"] == own.reserved_tokens
+        assert float(total["assumedUsd"]) == own.reserved_micro_usd / 1e6 > 0
+        await nodes.come_back()
+        nodes.upstream.releases.add("later")
+        assert (await running).status_code == 200
+        await until_shown("done")
+        await nodes.check_books()
+        total = await used()
+        assert (total["calls"], total["tokens"]) == (1, nodes.upstream.bill[0].tokens)
+        assert total["assumedTokens"] == 0
 
 
 async def test_a_node_that_is_cut_off_from_the_store_grants_nothing_after_its_lease(

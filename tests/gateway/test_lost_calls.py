@@ -52,6 +52,10 @@ async def test_a_call_that_ran_when_the_service_was_killed_is_listed(tmp_path: P
             (shown,) = (await gateway.client.get("/calls")).json()["calls"]
             assert (shown["callId"], shown["state"]) == (record.id, state)
             assert shown.get("error") == (LOST if state == "failed" else None)
+            used = (await gateway.client.get("/usage")).json()["total"]
+            assert (used["calls"], used["tokens"]) == (1, shown["usage"]["tokens"])
+            assumed = record.reserved_tokens if state == "failed" else 0
+            assert used["assumedTokens"] == shown["usage"].get("assumedTokens", 0) == assumed
 
 
 async def test_a_call_that_was_taken_for_lost_ends_as_it_does(tmp_path: Path) -> None:

@@ -496,6 +496,53 @@ async def test_a_call_that_was_noted_and_never_ended_is_lost_once(place: Place) 
         assert kept.error == call_rows.LOST
 
 
+async def test_calls_are_lost_when_the_lease_of_their_node_ends(place: Place) -> None:
+    async with place.scene() as scene:
+        store = CallStore(scene.store)
+        running = {"state": CallState.RUNNING, "ended_at": None, "tokens": None, "micro_usd": None}
+        own, there, gone = (ended(scene, **running) for _ in range(3))
+        await scene.store.join(Node(id=AWAY, capacity=0), lease_seconds=60.0)
+        await store.note_running([own], node_id=HERE)
+        await store.note_running([there], node_id=AWAY)
+        await store.note_running([gone], node_id="n3")
+        seen_before = scene.clock() - 1.0
+
+        async def lost() -> list[str]:
+            found = await store.end_lost(seen_before, without=[own.id], with_dead_nodes=True)
+            return [record.id for record in found]
+
+        assert await store.end_lost(seen_before, without=[own.id]) == []
+        assert await lost() == [gone.id], "nobody knows the third node"
+        scene.clock.advance(61.0)
+        assert await lost() == [there.id]
+        assert await lost() == []
+
+
+async def test_a_lost_call_is_booked_as_assumed_until_it_ends_after_all(place: Place) -> None:
+    async with place.scene() as scene:
+        store = CallStore(scene.store)
+        record = ended(scene)
+        running = {"state": CallState.RUNNING, "ended_at": None, "tokens": None, "micro_usd": None}
+        of_task = ended(scene, **running, task_id="t1")
+        await store.note_running([msgspec.structs.replace(record, **running), of_task])
+        await store.end_lost(scene.clock() + 1.0, without=())
+        for call_id in (record.id, of_task.id):
+            kept = await store.get(call_id)
+            assert kept is not None
+            assert (kept.tokens, kept.micro_usd) == (100, 10)
+            assert (kept.assumed_tokens, kept.assumed_micro_usd) == (100, 10)
+        (total,) = await UsageReports(scene.store).totals()
+        assert msgspec.structs.astuple(total)[2:] == (100, 10, 100, 10, 0, 0, 0), "not of the task"
+        assert await scene.store.ask(shares) == {"search": (100, 10, 1, 0)}
+        scene.clock.advance(7_200.0)
+        for _ in range(2):
+            await store.finish([end_of(record)])
+        (total,) = await UsageReports(scene.store).totals()
+        assert msgspec.structs.astuple(total)[2:] == (70, 7, 0, 0, 0, 7, 0)
+        found = (await sums(scene, "model"))["large"]
+        assert (found.calls, found.tokens, found.micro_usd) == (1, 70, 7)
+
+
 async def test_a_call_that_was_taken_for_lost_is_booked_when_it_ends(place: Place) -> None:
     async with place.scene() as scene:
         store = CallStore(scene.store)

@@ -961,6 +961,8 @@ class Calls:
             await asyncio.sleep(NOTE_SECONDS)
             await self.note_running()
             if self._is_shared and self._leads():
+                # Those that are lost come first: what they may have cost is in their shares then.
+                await self.end_lost(seen_before=self._now() - LOST_SECONDS)
                 with suppress(StoreError):
                     await self.look_elsewhere()
             if self._now() >= renews_at:
@@ -995,17 +997,21 @@ class Calls:
             self._noted_as = ""
 
     async def end_lost(self, *, seen_before: float) -> None:
-        """End the calls that a process has left behind which was killed."""
+        """End the calls that a process has left behind which was killed.
+
+        Where several nodes run, these are the calls of nodes whose lease has ended.
+        """
         with suppress(StoreError):
-            for record in await self._store.end_lost(seen_before, without=list(self._live)):
+            lost = await self._store.end_lost(
+                seen_before, without=list(self._live), with_dead_nodes=self._is_shared
+            )
+            for record in lost:
                 log.warning("a call was lost", call_id=record.id, project_id=record.project_id)
 
     async def run_once(self) -> None:
         """Renew once."""
         now = self._now()
         await self.note_running(is_again=True)
-        if self._is_shared and self._leads():
-            await self.end_lost(seen_before=now - LOST_SECONDS)
         self._give_up(self._away.expire(now))
         for call_id in self.tasks.forget_lost():
             self.refuse(call_id, TASK_HAS_ENDED)

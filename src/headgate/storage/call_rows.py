@@ -2,7 +2,8 @@
 
 A call is no task: nothing is written while it waits. One that runs for longer than a moment is
 noted with others in a transaction of its own, so that a crash leaves a row of it: ended, with an
-outcome that nobody knows. What it may have cost is booked with what was held for it.
+outcome that nobody knows. Its row and its usage have what was held for it, as assumed; the ledger
+books that when the lease of the money ends. If the call ends after all, its real end replaces both.
 
 The end of a call is one transaction: what was
 held for it is settled, its row is inserted, and its usage is added to the rows that reports and
@@ -354,27 +355,62 @@ _RUNNING_ELSEWHERE = (
 )
 
 
-def end_lost(
-    transaction: Transaction, now: float, *, seen_before: float, without: Sequence[str]
-) -> list[CallRecord]:
-    """End calls that were noted and that nobody has seen since, and return those that were not."""
-    sql = "SELECT id, record FROM running_calls WHERE seen_at < ? ORDER BY id LIMIT ?"
-    rows = transaction.read(sql, (seen_before, MAX_LOST + len(without)))
-    kept = set(without)
-    texts = {row[0]: row[1] for row in rows if row[0] not in kept}
+class LostQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Which noted calls are lost: those that nobody has seen since a time, but for those named.
+
+    `with_dead_nodes` adds those whose node has let its lease end.
+    """
+
+    seen_before: float
+    without: frozenset[str]
+    with_dead_nodes: bool
+
+    def texts(self, transaction: Transaction, now: float) -> dict[str, str]:
+        """Return the records of lost calls by their id, as they were noted."""
+        sql, values = _UNSEEN, [self.seen_before]
+        if self.with_dead_nodes:
+            sql, values = f"{_UNSEEN} OR {_NODE_IS_DEAD}", [self.seen_before, now]
+        rows = transaction.read(
+            f"{sql} ORDER BY id LIMIT ?", (*values, MAX_LOST + len(self.without))
+        )
+        return {row[0]: row[1] for row in rows if row[0] not in self.without}
+
+
+_UNSEEN = "SELECT id, record FROM running_calls WHERE seen_at < ?"
+_NODE_IS_DEAD = (
+    "NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.id = running_calls.node_id AND lease_until > ?)"
+)
+
+
+def has_lost(transaction: Transaction, *, query: LostQuery, now: float) -> bool:
+    """Tell whether there are calls to end."""
+    return bool(query.texts(transaction, now))
+
+
+def end_lost(transaction: Transaction, now: float, *, query: LostQuery) -> list[CallRecord]:
+    """End calls that are lost, and return those that had not ended."""
+    texts = query.texts(transaction, now)
     if not texts:
         return []
     known = {row[0] for row in transaction.read(_KNOWN, list(texts))}
-    lost = [
-        msgspec.structs.replace(
-            _records.decode(text), state=CallState.FAILED, error=LOST, ended_at=now
-        )
-        for name, text in texts.items()
-        if name not in known
-    ]
-    finish(transaction, now, [EndedCall(record=one) for one in lost])
+    lost = [_as_lost(_records.decode(one), now) for name, one in texts.items() if name not in known]
+    finish(transaction, now, [EndedCall(record=one, share_tokens=one.tokens or 0) for one in lost])
     transaction.run(_FORGET_RUNNING, list(texts))
     return lost
+
+
+def _as_lost(record: CallRecord, now: float) -> CallRecord:
+    """Return a call as it has ended by a crash: it may have cost what was held for it."""
+    return msgspec.structs.replace(
+        record,
+        state=CallState.FAILED,
+        error=LOST,
+        ended_at=now,
+        tokens=record.reserved_tokens,
+        micro_usd=record.reserved_micro_usd,
+        assumed_tokens=record.reserved_tokens,
+        assumed_micro_usd=record.reserved_micro_usd,
+    )
 
 
 _FORGET_RUNNING = Lookup(
@@ -390,10 +426,13 @@ def _known(transaction: Transaction, now: float, ids: Sequence[str]) -> set[str]
     if not rows:
         return set()
     lost = [(row[0], one) for row in rows if (one := _records.decode(row[1])).error == LOST]
-    if lost:
-        counters = Counters(now)
-        sizes = {row[0]: size_of(row[1]) for row in rows}
-        _deleted(transaction, counters, [(name, one.project_id, sizes[name]) for name, one in lost])
+    sizes = {row[0]: size_of(row[1]) for row in rows}
+    for name, one in lost:
+        # In the hour in which it was counted.
+        counters = Counters(one.ended_at or now)
+        _deleted(transaction, counters, [(name, one.project_id, sizes[name])])
+        if one.task_id is None:
+            _take_back(counters, one)
         transaction.insert_all(counters.rows())
     return {row[0] for row in rows}.difference(name for name, _ in lost)
 
@@ -467,9 +506,8 @@ def _settled(answer: ledger.Answer | CallerError) -> Reservation | CallerError:
 
 
 def is_usage(record: CallRecord) -> bool:
-    """Tell whether a call counts as one: it began, was not refused, and was not merely lost."""
-    is_refused = record.state is CallState.REFUSED
-    return record.started_at is not None and not is_refused and record.error != LOST
+    """Tell whether a call counts as one: it began, and was not refused."""
+    return record.started_at is not None and record.state is not CallState.REFUSED
 
 
 def _add(counters: Counters, ended: EndedCall) -> Row:
@@ -522,6 +560,25 @@ def _count(counters: Counters, record: CallRecord, share_tokens: int) -> None:
             tokens=reported,
             micro_usd=reported_micro_usd,
         ),
+    )
+
+
+def _take_back(counters: Counters, lost: CallRecord) -> None:
+    """Count out a call that was taken for lost."""
+    tokens, micro_usd = lost.tokens or 0, lost.micro_usd or 0
+    counters.count(TICK, -1)
+    counters.start(lost.project_id, -1)
+    counters.spend(lost.project_id, tokens=-tokens, micro_usd=-micro_usd)
+    counters.use(
+        (lost.project_id, lost.agent_id, _model(lost)),
+        is_over=False,
+        is_call=True,
+        calls=-1,
+        slot=lost.slot or "",
+        tokens=-tokens,
+        micro_usd=-micro_usd,
+        assumed_tokens=-lost.assumed_tokens,
+        assumed_micro_usd=-lost.assumed_micro_usd,
     )
 
 
@@ -829,9 +886,19 @@ class CallStore:
         """Return those of some calls that have ended."""
         return await self._access.ask(partial(ended_of, ids=ids))
 
-    async def end_lost(self, seen_before: float, without: Sequence[str]) -> list[CallRecord]:
-        """End calls that were noted and not seen since a time, but for those named; return them."""
-        return await self._access.run(partial(end_lost, seen_before=seen_before, without=without))
+    async def end_lost(
+        self, seen_before: float, without: Sequence[str], *, with_dead_nodes: bool = False
+    ) -> list[CallRecord]:
+        """End calls that were noted and not seen since a time, but for those named; return them.
+
+        With `with_dead_nodes` also those whose node has let its lease end.
+        """
+        query = LostQuery(
+            seen_before=seen_before, without=frozenset(without), with_dead_nodes=with_dead_nodes
+        )
+        if not await self._access.ask(partial(has_lost, query=query, now=self._access.now())):
+            return []
+        return await self._access.run(partial(end_lost, query=query))
 
     async def latest(self, most: int) -> tuple[CallRecord, ...]:
         """Return the calls that came last and have ended, the oldest of them first."""

@@ -533,9 +533,9 @@ class Counters:
         sums[8] += priced_micro_usd
         sums[9] += is_overrun
 
-    def start(self, project_id: str) -> None:
-        """Count a task of a project that was started."""
-        self._usage_of(project_id)[2] += 1
+    def start(self, project_id: str, amount: int = 1) -> None:
+        """Count tasks of a project that were started."""
+        self._usage_of(project_id)[2] += amount
 
     def complete(self, project_id: str) -> None:
         """Count a task of a project that was done."""
