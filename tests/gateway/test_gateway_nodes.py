@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psycopg
 
 from gateway.billing_upstream import BillingUpstream
 from gateway.gateway_service import ANTHROPIC_KEY, CHAT, MESSAGES, asking
+from headgate.storage.call_rows import LOST
 from service.support import ServiceProcess, running_service, wait_until
 
 SETTINGS = """
@@ -118,6 +120,18 @@ def waiting_at(node: ServiceProcess) -> int:
     return len(node.ask("GET", "/calls?state=waiting").body["calls"])
 
 
+def noted_in(url: str) -> bool:
+    """Tell whether the store knows of a call that runs."""
+    with psycopg.connect(url) as connection:
+        return bool(connection.execute("SELECT 1 FROM running_calls").fetchall())
+
+
+def assumed_usd(metrics: str) -> float:
+    """Return the assumed dollars of all projects together."""
+    lines = [one for one in metrics.splitlines() if one.startswith("headgate_spend_usd_total{")]
+    return sum(float(one.rpartition(" ")[2]) for one in lines if 'kind="assumed"' in one)
+
+
 async def test_a_leader_that_is_killed_takes_its_calls_along_and_no_money_is_lost(
     tmp_path: Path, postgres_url: str
 ) -> None:
@@ -144,16 +158,33 @@ async def test_a_leader_that_is_killed_takes_its_calls_along_and_no_money_is_los
             await asyncio.to_thread(wait_until, lambda: waiting_at(first) == 1, seconds=20.0)
             # Whoever asks has what was spent so far written; a crash would book it with its slice.
             assert (await status(first))["spentTokens"] == upstream.bill[0].tokens
+            await asyncio.to_thread(wait_until, lambda: noted_in(postgres_url), seconds=20.0)
             await asyncio.to_thread(first.kill)
+            told = []
             for one in (running, waiting):
                 answer = await one
                 assert answer.status_code == 503, answer.text
                 assert int(answer.headers["retry-after"]) <= 55
+                assert answer.headers["x-should-retry"] == "true"
+                assert "its outcome is unknown" in answer.json()["error"]["message"]
+                told.append(answer.headers["x-headgate-call-id"])
 
             def leads() -> object:
                 return second.ask("GET", "/readyz").body.get("role") == "dispatcher"
 
             await asyncio.to_thread(wait_until, leads, seconds=30.0)
+            path = f"/calls/{told[0]}"
+
+            def is_listed() -> bool:
+                return bool(second.ask("GET", path).body.get("state") == "failed")
+
+            await asyncio.to_thread(wait_until, is_listed, seconds=30.0)
+            lost = second.ask("GET", path).body
+            assert lost["error"] == LOST
+            assert lost["usage"]["tokens"] == lost["usage"]["assumedTokens"] > 0
+            assert "a call was lost" in second.output()
+            metrics = (await client.get(f"{second.address}/metrics")).text
+            assert assumed_usd(metrics) == float(lost["usage"]["assumedUsd"]) > 0
             again = await ask("goes on")
             assert again.status_code == 200, "the permit of what was lost is free"
             held = ask("[[until later]] holds the permit")

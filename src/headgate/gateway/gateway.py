@@ -250,12 +250,14 @@ class _Refusal(Exception):  # noqa: N818 - it becomes an answer
         *,
         resets_at: float | None = None,
         retry_after_seconds: float | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
     ) -> None:
         super().__init__(message)
         self.failure = failure
         self.message = message
         self.resets_at = resets_at
         self.retry_after_seconds = retry_after_seconds
+        self.headers = headers
 
 
 class Client:
@@ -643,7 +645,7 @@ class Gateway:
             resets_at=refusal.resets_at,
             retry_after_seconds=refusal.retry_after_seconds,
         )
-        headers = [_JSON, *answer.headers]
+        headers = [_JSON, *answer.headers, *refusal.headers]
         if client.live is not None:
             headers += call_headers(client.live, self._api.engine.now())
         await client.whole(answer.status, headers, answer.body)
@@ -805,6 +807,11 @@ class Gateway:
         request = client.request
         query = request.query_string()
         path = request.raw_path() + (f"?{query}" if query else "")
+        now = asyncio.get_running_loop().time
+        if client.place is None:
+            # Its id comes from here: its client is told it, whatever becomes of the node.
+            came_at = self._api.engine.now() - (now() - client.came_at)
+            client.place = Place(self._calls.new_call_id(), came_at)
         place = await self._signed(client.place)
         sending = asyncio.ensure_future(
             self._leader.send(
@@ -821,13 +828,11 @@ class Gateway:
         except NotRelayedError as error:
             if not error.was_sent:
                 self._ask_again(client, body)
-            # It may have been sent upstream. Whether it is to be sent again, its client decides.
-            now = asyncio.get_running_loop().time()
-            came_at = self._api.engine.now() - (now - client.came_at)
-            lost = client.place or Place(self._calls.new_call_id(), came_at)
-            self._lost.keep(_lost_key(client, body), lost, now)
-            line = "the node that decides cannot be asked; try again in a moment"
-            raise _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS) from None
+            # Whether it is to be sent again, its client decides; that is another call then, at the
+            # same position.
+            retry = Place(self._calls.new_call_id(), client.place.created_at)
+            self._lost.keep(_lost_key(client, body), retry, now())
+            raise _lost_with_node(client.place.call_id) from None
         with sent as response:
             kept = await self._read_place(response.header(PLACE))
             if kept is not None:
@@ -2247,6 +2252,16 @@ def _is_of_task(request: Request) -> bool:
     """Tell whether a running task makes a call, as far as its token says."""
     token = keys_of(RequestHeaders(request.all_headers())).token
     return token.startswith(TASK_TOKEN_PREFIX)
+
+
+def _lost_with_node(call_id: str) -> _Refusal:
+    line = "the node that had this call stopped; the provider may have been asked; "
+    return _Refusal(
+        Failure.UNAVAILABLE,
+        line + "its outcome is unknown",
+        retry_after_seconds=STOP_SECONDS,
+        headers=((b"x-headgate-call-id", call_id.encode()), (b"x-should-retry", b"true")),
+    )
 
 
 def _stopping() -> _Refusal:
