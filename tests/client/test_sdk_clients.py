@@ -328,7 +328,8 @@ async def test_a_model_without_a_price_is_answered_with_the_nearest_and_with_opt
         )
     assert str(refused.value) == (
         "model 'gpt-4o-mni' has no known price; did you mean gpt-4o-mini? Otherwise give "
-        "prices=PriceList({'gpt-4o-mni': Price(input=…, output=…)}), or estimate_usd=…"
+        "prices=PriceList({'gpt-4o-mni': Price(input=…, output=…)}) with both from "
+        "headgate.providers.prices, or estimate_usd=…"
     )
     await client.close()
 

@@ -159,7 +159,7 @@ def test_two_plain_counts_cost_what_they_cost_among_others(
 ) -> None:
     usage: dict[str, Any] = {"input_tokens": given_tokens, "output_tokens": output}
     searched = CACHING.cost(model, **usage, web_searches=1, service_tier=tier)
-    rates = CACHING._rates(model, given_tokens, has_output=output > 0, tier=tier)
+    rates = CACHING._rates(model, given_tokens, tier=tier)
     plain = CACHING.cost(model, **usage, service_tier=tier)
     assert plain.tokens == searched.tokens
     # A search costs whole micro-dollars, so that nothing is rounded by it.
@@ -199,7 +199,9 @@ def test_a_price_that_was_asked_for_follows_other_overrides_at_once() -> None:
     assert prices.cost("no-such-model", input_tokens=1, output_tokens=0).micro_usd == 9
 
 
-@pytest.mark.parametrize("model", ["no-such-model", "", "x" * 100_000, "no-such/gpt", "/", "\x00"])
+@pytest.mark.parametrize(
+    "model", ["no-such-model", "", "x" * 100_000, "no-such/gpt", "/", "\x00", "own-moderation"]
+)
 def test_an_unknown_model_is_refused(model: str) -> None:
     with pytest.raises(UnknownPriceError, match=r"add \[prices\.") as caught:
         PUBLISHED.cost(model, input_tokens=1, output_tokens=1)
@@ -211,6 +213,13 @@ def test_an_unknown_model_is_refused(model: str) -> None:
 def test_a_model_that_is_not_sold_by_the_token_is_refused() -> None:
     with pytest.raises(UnknownPriceError, match="no known price for tokens"):
         PUBLISHED.cost("whisper-1", input_tokens=1_000_000, output_tokens=0)
+
+
+@pytest.mark.parametrize("prices", [PUBLISHED, PriceList({"text-emb*": Price(input="0.02")})])
+def test_a_price_with_input_alone_has_output_for_nothing(prices: PriceList) -> None:
+    assert prices.is_known("text-embedding-3-small")
+    cost = prices.cost("text-embedding-3-small", input_tokens=1_000_000, output_tokens=1)
+    assert cost.micro_usd == 20_000
 
 
 def test_a_default_stands_in_for_an_unknown_model_only() -> None:
@@ -350,7 +359,14 @@ def test_whatever_is_written_as_a_pattern_is_a_pattern_of_itself(one: str, other
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("gpt-4o-min", "gpt-4o-mini"), ("claude-haiku-45", "claude-haiku-4-5"), ("mystery-9", "")],
+    [
+        ("gpt-4o-min", "gpt-4o-mini"),
+        ("claude-haiku-45", "claude-haiku-4-5"),
+        ("mystery-9", ""),
+        ("claude-nonsense-9", ""),
+        ("whisper-1", ""),
+        ("text-embedding-3-small", ""),
+    ],
 )
 def test_the_nearest_model_with_a_price_is_found(typed: str, meant: str) -> None:
     assert nearest_model(typed) == meant

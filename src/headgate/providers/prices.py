@@ -4,7 +4,8 @@ The prices are those that genai-prices carries along, so nothing is fetched; ove
 by patterns such as `gpt-5*`. The most specific one counts: the name itself, then the pattern with
 the longest beginning before its first wildcard, then the longest pattern.
 Rule: a model without a known price is refused unless a default is set, because a price of zero
-would let it spend without end. Every result is in whole micro-dollars, rounded up.
+would let it spend without end. A price with input alone, as of embeddings, has free output.
+Every result is in whole micro-dollars, rounded up.
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ _PARTS = 10**12
 _SERVICE_TIERS = frozenset(("default", "fast", "flex", "priority"))
 _EXACT = Context(prec=60)
 _WILDCARD = re.compile(r"[*?\[]")
+_USUAL = ("openai", "anthropic", "google")
+"""The providers whose models need not be named with them, and are suggested."""
+
+_NEAR = 0.8
+"""How like a name must be to be suggested: a misspelling is, another model of the family is not."""
 
 
 class UnknownPriceError(CallerError):
@@ -67,15 +73,24 @@ class UnknownPriceError(CallerError):
 
 
 def nearest_model(model: str) -> str:
-    """Return the model with a published price whose name is nearest; empty if none is near."""
+    """Return the model with a published price whose name is nearest; empty if none is near.
+
+    A name that is right gets none: it is not the spelling that keeps it from having a price.
+    """
     return _nearest(model[:MAX_MODEL_LENGTH].lower())
 
 
 @lru_cache(maxsize=1_000)
 def _nearest(name: str) -> str:
-    usual = [one for one in _providers() if one.id in ("openai", "anthropic", "google")]
-    names = {model.id for provider in usual for model in provider.models}
-    return next(iter(get_close_matches(name, sorted(names), n=1)), "")
+    names = _usual_models()
+    if name in names:
+        return ""
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=_NEAR)), "")
+
+
+@lru_cache(maxsize=1)
+def _usual_models() -> dict[str, ModelInfo]:
+    return {model.id: model for one in _providers() if one.id in _USUAL for model in one.models}
 
 
 def price_advice(model: str) -> str:
@@ -85,10 +100,13 @@ def price_advice(model: str) -> str:
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Dollars for a million tokens; what is left out costs as much as other input."""
+    """Dollars for a million tokens; input from or to a cache costs as much as other input.
+
+    Without `output`, as for embeddings, it costs nothing.
+    """
 
     input: Dollars
-    output: Dollars
+    output: Dollars = 0
     cached_input: Dollars | None = None
     cache_write: Dollars | None = None
 
@@ -175,7 +193,6 @@ class _Tiers(msgspec.Struct, frozen=True):
     """The rates of a published price, by the tokens that the input is longer than."""
 
     rates: tuple[tuple[int, _Rates], ...]
-    has_output: bool
 
     def find(self, input_tokens: int) -> _Rates:
         if len(self.rates) == 1:
@@ -209,7 +226,7 @@ class PriceList:
     def is_known(self, model: str) -> bool:
         """Tell whether a call to a model has a price; without one, `cost` refuses it."""
         try:
-            self._rates(model, 1, has_output=True, tier="")
+            self._rates(model, 1, tier="")
         except UnknownPriceError:
             return False
         return True
@@ -261,9 +278,7 @@ class PriceList:
             and audio_input_tokens == 0 == audio_output_tokens == web_searches == file_searches
         ):
             # Every call is priced some times, and nearly always of two plain numbers.
-            rates = self._rates(
-                model, input_tokens, has_output=output_tokens > 0, tier=service_tier
-            )
+            rates = self._rates(model, input_tokens, tier=service_tier)
             parts = input_tokens * rates.input + output_tokens * rates.output
             return Cost(
                 micro_usd=_bookable(-(-parts // _PARTS)),
@@ -312,7 +327,7 @@ class PriceList:
         tiers = (service_tier,) if service_tier in _SERVICE_TIERS else ("", "priority")
         dearest = 0
         for tier in tiers:
-            rates = self._rates(model, input_tokens, has_output=bool(output_tokens), tier=tier)
+            rates = self._rates(model, input_tokens, tier=tier)
             each = rates.dearest_input if is_cached_1h else max(rates.input, rates.cache_write)
             parts = (
                 input_tokens * max(each, rates.audio_input)
@@ -329,28 +344,21 @@ class PriceList:
         return None if found is None else found.context_window
 
     def _micro_usd(self, model: str, usage: _Usage, service_tier: str) -> MicroUsd:
-        rates = self._rates(
-            model, usage.input_tokens, has_output=bool(usage.output_tokens), tier=service_tier
-        )
+        rates = self._rates(model, usage.input_tokens, tier=service_tier)
         return _bookable(rates.micro_usd(usage))
 
-    def _rates(self, model: str, input_tokens: int, *, has_output: bool, tier: str) -> _Rates:
+    def _rates(self, model: str, input_tokens: int, *, tier: str) -> _Rates:
         recent = self._recent.get((model, tier))
         if recent is None or recent[0] <= monotonic():
             recent = self._look_up(model, tier)
         tiers = recent[1]
-        # What is sold by the hour or by the image has no price for tokens; they would seem free.
-        if has_output and not tiers.has_output:
-            if self._default is None:
-                raise UnknownPriceError(model, _UNPRICED)
-            return self._default
         return tiers.rates[0][1] if len(tiers.rates) == 1 else tiers.find(input_tokens)
 
     def _look_up(self, model: str, tier: str) -> tuple[float, _Tiers]:
         """Return the rates of a model, and until when they count; none is the default."""
         own = self._overrides.find(model) if self._overrides.are_there else None
         if own is not None:
-            found = (inf, _Tiers(((0, own),), has_output=True))
+            found = (inf, _Tiers(((0, own),)))
         else:
             until = monotonic() + LOOKED_UP_SECONDS
             try:
@@ -358,7 +366,7 @@ class PriceList:
             except UnknownPriceError:
                 if self._default is None:
                     raise
-                found = (until, _Tiers(((0, self._default),), has_output=True))
+                found = (until, _Tiers(((0, self._default),)))
         if len(model) <= MAX_MODEL_LENGTH and len(tier) <= MAX_MODEL_LENGTH:
             if len(self._recent) >= MAX_MODELS_CACHED:
                 self._recent.clear()
@@ -466,13 +474,14 @@ def _published(model: str, tier: str) -> _Tiers:
 
 def _tiers(prices: ModelPrice) -> _Tiers | None:
     """Return the rates of a published price; None if it has none for tokens."""
+    # What is sold by the hour or by the image would seem free.
     if prices.input_mtok is None:
         return None
     starts = {0}
     for price in vars(prices).values():
         starts.update(tier.start for tier in getattr(price, "tiers", ()))
     rates = tuple((start, _rates_from(prices, start)) for start in sorted(starts))
-    return _Tiers(rates, prices.output_mtok is not None)
+    return _Tiers(rates)
 
 
 def _rates_from(prices: ModelPrice, start: int) -> _Rates:
@@ -518,7 +527,9 @@ def _found_in_list(name: str) -> ModelInfo | None:
     if found is None and "/" in name:
         provider, _, rest = name.partition("/")
         found = _search(rest, provider_id=provider)
-    return found
+    # The list does not tell by the name of an embedding whose it is. Only the very name counts:
+    # some patterns of a provider would catch the models of others.
+    return _usual_models().get(name) if found is None else found
 
 
 def _search(name: str, provider_id: str | None = None) -> ModelInfo | None:

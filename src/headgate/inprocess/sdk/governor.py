@@ -248,7 +248,8 @@ class Governor:
         except UnknownPriceError as error:
             price = "Price(input=…, output=…)"
             advice = f"give prices=PriceList({{{model[:MAX_MODEL_LENGTH]!r}: {price}}})"
-            error.args = (error.with_advice(f"{advice}, or estimate_usd=…"),)
+            origin = f"with both from {PriceList.__module__}"
+            error.args = (error.with_advice(f"{advice} {origin}, or estimate_usd=…"),)
             return error
         return None
 
