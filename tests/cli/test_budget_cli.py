@@ -526,8 +526,9 @@ def test_without_a_service_and_a_ledger_both_ways_are_told(
     assert run(["budget", "status", "--url", "http://127.0.0.1:1"]) == 3
     runs = f" (runs here use --ledger {ledger})" if has_run else ""
     assert capsys.readouterr().err == (
-        "headgate: No service answers at http://127.0.0.1:1. Start one with headgate up, or name a "
-        f"ledger with --ledger FILE{runs}.\n"
+        "headgate: no service answers at http://127.0.0.1:1: Connection refused; start one with "
+        "headgate up, or name another with --data, --url or HEADGATE_URL, or a ledger with "
+        f"--ledger FILE{runs}\n"
     )
 
 

@@ -10,7 +10,7 @@ from client.scripted_server import response, scripted
 from headgate.cli.connection import Connection, accepted_service, connect
 from headgate.cli.main import run
 from headgate.errors import InvalidSettingError
-from headgate.storage.data_lock import hold_directory
+from headgate.storage.data_lock import announce, hold_directory
 
 READY = response(200, '{"status":"ready","role":"dispatcher"}')
 REFUSED = response(401, '{"code":"unauthorized","error":"a token is needed","retryable":false}')
@@ -99,6 +99,18 @@ def test_a_service_on_the_usual_directory_is_found_at_whatever_port_it_has(home:
         assert client.url == "http://127.0.0.1:7420"
 
 
+def test_a_service_whose_store_is_elsewhere_is_found_by_its_directory(home: Path) -> None:
+    with announce(home, address="http://127.0.0.1:7421"):
+        # Another node may use the directory too. The first is the one that is found.
+        with announce(home, address="http://127.0.0.1:7422"), hold_directory(home):
+            pass
+        for connection in (Connection(), Connection(data=home)):
+            with connect(connection) as client:
+                assert client.url == "http://127.0.0.1:7421"
+    with connect(Connection()) as client:
+        assert client.url == "http://127.0.0.1:7420"
+
+
 def test_a_data_directory_that_is_named_comes_before_an_address_in_the_environment(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +150,10 @@ def test_a_service_that_is_not_there_has_an_exit_code_of_its_own(
 ) -> None:
     monkeypatch.setattr("headgate.client.sync_client.pause_seconds", lambda *_: None)
     assert run(["tasks", "--url", "http://127.0.0.1:1"]) == 3
-    assert "headgate up" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "headgate: no service answers at http://127.0.0.1:1: Connection refused; start one with "
+        "headgate up, or name another with --data, --url or HEADGATE_URL\n"
+    )
 
 
 @pytest.mark.parametrize("url", ["nonsense", "http://a:b@c/", "http://x\n"])

@@ -248,7 +248,7 @@ def test_a_service_that_stays_away_is_said_when_the_time_is_up(script: Script) -
 
 def test_without_a_time_a_service_that_stays_away_is_an_error_in_the_end(script: Script) -> None:
     client, transport = script(snapshot("running"), False, *[NOBODY] * 1_000, retries=0)
-    with pytest.raises(ServiceUnavailableError, match="no service answers"):
+    with pytest.raises(ServiceUnavailableError, match=r"no service answers.* url= .*server= "):
         client.wait("t")
     assert transport.taken.count("send") > 100
 

@@ -28,7 +28,6 @@ from headgate.cli.connection import (
     connect,
     connection_options,
     default_directory,
-    find_service,
     json_option,
 )
 from headgate.cli.output import (
@@ -172,17 +171,16 @@ def opened_books(where: Where, *, creates: bool = False) -> Iterator[Books]:
             yield ServiceBooks(client)
     except ServiceUnavailableError as error:
         if error.code == NOT_REACHED:
-            error.args = (_no_service(find_service(where.connection).url),)
+            error.args = (f"{error}, {_or_a_ledger()}",)
         raise
 
 
-def _no_service(url: str) -> str:
-    """Say both ways to budgets, and where those of runs without a service are."""
+def _or_a_ledger() -> str:
+    """Say the other way to budgets, and where those of runs without a service are."""
     directory = default_directory()
     file = None if directory is None else directory / "budget.db"
     runs = "" if file is None or not file.exists() else f" (runs here use --ledger {file})"
-    line = f"No service answers at {url}. Start one with headgate up, or name a ledger with"
-    return f"{line} --ledger FILE{runs}."
+    return f"or a ledger with --ledger FILE{runs}"
 
 
 class ServiceBooks:

@@ -201,16 +201,16 @@ def _login_line(error: NotAllowedError, service: FoundService) -> str:
     return f"Login failed: {error} (read from {service.origin}). {advice}"
 
 
-def _address_in(data: Path | None) -> str | None:
+def _address_in(data: Path | None, *, is_running: bool = False) -> str | None:
     """Return the address of the service whose data directory this is, as far as it is known."""
-    from headgate.storage.data_lock import holder_of  # noqa: PLC0415
+    from headgate.storage.data_lock import service_address  # noqa: PLC0415
 
-    if data is None:
-        return None
-    address = holder_of(data).address
-    if not address or address.endswith(":0"):
-        return None
-    # A service on all addresses is on the loopback one, which is what it takes for its own.
+    address = "" if data is None else service_address(data, is_running=is_running)
+    return to_ask(address) if address and not address.endswith(":0") else None
+
+
+def to_ask(address: str) -> str:
+    """Return where a service is asked: one on all addresses is on the loopback one as well."""
     return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
@@ -220,12 +220,11 @@ def _running_here(connection: Connection) -> str | None:
     It may have another port than the usual one. Whoever names a service means that one.
     """
     from headgate.client.requests import URL_VARIABLE  # noqa: PLC0415
-    from headgate.storage.data_lock import is_held  # noqa: PLC0415
 
     directory = default_directory()
     if connection.data or os.environ.get(URL_VARIABLE) or directory is None:
         return None
-    return _address_in(directory) if is_held(directory) else None
+    return _address_in(directory, is_running=True)
 
 
 def _token_path(data: Path | None, address: Address) -> Path | None:
@@ -455,10 +454,10 @@ def sqlite_store(settings: Settings, data: Path | None, *, does: str) -> Path:
 
 def own_files(store: Path, data: Path | None) -> list[Path]:
     """List what a service lives from: the store with its side files, locks and tokens."""
-    from headgate.storage.data_lock import LOCK_NAME  # noqa: PLC0415
+    from headgate.storage.data_lock import ADDRESS_NAME, LOCK_NAME  # noqa: PLC0415
 
     folders = {store.parent, (data or data_directory()).absolute()}
-    names = (LOCK_NAME, TOKEN_FILE, PREVIOUS)
+    names = (LOCK_NAME, ADDRESS_NAME, TOKEN_FILE, PREVIOUS)
     sides = [store.with_name(f"{store.name}{side}") for side in STORE_SIDES]
     return sides + [folder / name for folder in sorted(folders) for name in names]
 

@@ -336,9 +336,13 @@ def _code_of(error: HeadgateError) -> int:
 
 def _line_of(error: HeadgateError) -> str:
     """Return what is wrong; of a fault of the service also what its log knows it by."""
-    if isinstance(error, ServiceError) and error.code == "internal":
+    if not isinstance(error, ServiceError):
+        return str(error)
+    from headgate.client.responses import IN_COMMANDS, IN_PROGRAMS  # noqa: PLC0415
+
+    if error.code == "internal":
         return f"{error} (request {error.request_id})"
-    return str(error)
+    return str(error).replace(IN_PROGRAMS, IN_COMMANDS)
 
 
 def _complain(line: str) -> None:

@@ -177,12 +177,13 @@ def _loaded_from(
 
 def _held(settings: Settings, directory: Path) -> AbstractContextManager[StoreLock | None]:
     from headgate.app import held_file  # noqa: PLC0415
-    from headgate.storage.data_lock import hold_store  # noqa: PLC0415
+    from headgate.storage.data_lock import announce, hold_store  # noqa: PLC0415
 
     file = held_file(settings, directory)
-    if file is None:
-        return nullcontext()
-    return hold_store(file, address=_address(settings.server.host, settings.server.port))
+    address = _address(settings.server.host, settings.server.port)
+    return (
+        announce(directory, address=address) if file is None else hold_store(file, address=address)
+    )
 
 
 def _starter(settings: Settings, lock: StoreLock | None) -> ChildStarter | None:

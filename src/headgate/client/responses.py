@@ -27,6 +27,10 @@ MAX_RESPONSE_BYTES = 64 * 2**20
 NOT_REACHED = "unreachable"
 NO_RESPONSE = "no_answer"
 DELETED = "task_deleted"
+IN_PROGRAMS = "url= (server= of an SDK's client) or HEADGATE_URL"
+IN_COMMANDS = "--data, --url or HEADGATE_URL"
+"""What names a service."""
+
 LONGEST_PAUSE_SECONDS = 30.0
 BACKOFF = Backoff(base_seconds=0.25, max_seconds=8.0)
 
@@ -87,7 +91,7 @@ def error_of(response: Response) -> ServiceError | None:
 
 def not_reached(url: str, why: object) -> ServiceUnavailableError:
     """Return the error of a connection that could not be made; nothing was sent."""
-    advice = "start one with headgate up, or name another with --url or HEADGATE_URL"
+    advice = f"start one with headgate up, or name another with {IN_PROGRAMS}"
     line = f"no service answers at {url}: {why}; {advice}"
     return ServiceUnavailableError(line, code=NOT_REACHED)
 

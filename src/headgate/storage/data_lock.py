@@ -6,7 +6,8 @@ file says is only there to be read by people and by commands that look for the s
 
 Rule: the lock follows the database. The directory is locked as well as the file, so that nobody
 gets in whose lock file is a new one because somebody deleted the first; a service puts the file
-back. Of a database that is a symbolic link both directories are held, and one that has a second
+back. A service whose database is elsewhere keeps nobody out, and only says where it is.
+Of a database that is a symbolic link both directories are held, and one that has a second
 name on its disk is not used at all: SQLite keeps what it has not yet moved into the file beside the
 name by which it was opened, and it would be missing under the other.
 """
@@ -24,6 +25,7 @@ from typing import NamedTuple
 from headgate.errors import DirectoryInUseError, StoreUnavailableError
 
 LOCK_NAME = "headgate.lock"
+ADDRESS_NAME = "headgate.address"
 PATIENCE_SECONDS = 2.0
 LOOK_SECONDS = 0.02
 
@@ -146,6 +148,25 @@ def hold_store(file: Path, *, address: str = "") -> Iterator[StoreLock]:
         lock.close()
 
 
+@contextmanager
+def announce(path: Path, *, address: str) -> Iterator[None]:
+    """Say in a directory where a service is whose store is elsewhere, while the body runs.
+
+    Several may use the directory: the first is told of. One that cannot be written is used as well.
+    """
+    file: int | None = None
+    with suppress(OSError, ValueError, StoreUnavailableError):
+        _make(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(path / ADDRESS_NAME, flags, _ONLY_THE_OWNER)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _write(file, Holder(os.getpid(), address))
+    try:
+        yield
+    finally:
+        _close(file)
+
+
 def store_folders(file: Path) -> tuple[Path, ...]:
     """Return where the file of a store lies: as it is named, and where a symbolic link leads."""
     named, real = file.parent, Path(os.path.realpath(file)).parent
@@ -174,14 +195,18 @@ def _named(file: Path) -> str:
 
 def holder_of(path: Path) -> Holder:
     """Return who holds a directory, or held it last; nothing is known where it was never held."""
-    try:
-        lock = os.open(path / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return Holder()
-    try:
-        return _read(lock)
-    finally:
-        os.close(lock)
+    return _read_file(path / LOCK_NAME)
+
+
+def service_address(path: Path, *, is_running: bool = False) -> str:
+    """Return the address of the service that uses a directory, or used it last; empty if none did.
+
+    With `is_running` only one that uses it now counts.
+    """
+    files = [path / LOCK_NAME, path / ADDRESS_NAME]
+    running = [one for one in files if _is_locked(one)]
+    told = (_read_file(one).address for one in running or ([] if is_running else files))
+    return next(filter(None, told), "")
 
 
 def is_held(path: Path) -> bool:
@@ -310,6 +335,17 @@ def _write(lock: int, holder: Holder) -> None:
     with suppress(OSError):
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{holder.pid}\n{holder.address}\n".encode(), 0)
+
+
+def _read_file(file: Path) -> Holder:
+    try:
+        lock = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return Holder()
+    try:
+        return _read(lock)
+    finally:
+        os.close(lock)
 
 
 def _read(lock: int) -> Holder:
