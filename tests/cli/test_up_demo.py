@@ -101,6 +101,7 @@ def test_where_a_token_is_asked_for_it_is_told(tmp_path: Path, temporary: Path) 
     with demonstration(tmp_path, "--host", "0.0.0.0") as service:
         token = (next(temporary.iterdir()) / "token").read_text().strip()
         assert f"  log in with {token}\n" in service.output()
+        assert "0.0.0.0" not in service.output()
         assert "curl" not in service.output()
 
 

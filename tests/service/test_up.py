@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 import msgspec
@@ -207,6 +208,39 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
     assert code == 2
     assert output.count("\n") == 1, output
     assert f"port {port} is in use by another program" in output
+
+
+def test_a_port_that_another_service_has_is_told_so(tmp_path: Path) -> None:
+    with running_service(tmp_path) as service:
+        port = urlsplit(service.address).port or 0
+        _, output = refused(tmp_path, "--data", str(tmp_path / "other"), port=port)
+    assert f"port {port} is in use by another Headgate; stop it" in output
+
+
+def test_the_next_node_of_a_store_sends_people_to_the_token_of_the_first(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text("[auth]\nrequired = true\n")
+    nodes = [ServiceProcess(tmp_path, *up_options(tmp_path / name, postgres_url)) for name in "ab"]
+    said = []
+    try:
+        for node in nodes:
+            node.start()
+            said.append(node.output())
+        port = urlsplit(nodes[1].address).port
+    finally:
+        for node in nodes:
+            node.kill()
+    assert "curl" in said[0]
+    assert "use the token of the first node: HEADGATE_TOKEN=" in said[1]
+    assert "curl" not in said[1]
+    assert "token create" not in said[1]
+    assert f"OPENAI_BASE_URL=http://127.0.0.1:{port}/v1" in said[1]
+
+
+def up_options(data: Path, store_url: str) -> tuple[str, ...]:
+    return ("--config", "headgate.toml", "--store", store_url, "--data", str(data))
 
 
 def test_a_key_that_does_not_exist_is_told_in_one_line(tmp_path: Path) -> None:

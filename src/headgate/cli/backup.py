@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -104,7 +105,8 @@ def restore(
     if as_json:
         print_json({"store": str(store), "aside": None if aside is None else str(aside)})
         return
-    click.echo(f"Restored {store} from {file}. Start the service with headgate up.")
+    place = "" if data is None else f" --data {shlex.quote(str(data))}"
+    click.echo(f"Restored {store} from {file}. Start the service with headgate up{place}.")
     if aside is not None:
         click.echo(f"The store that was there is now {aside}")
 

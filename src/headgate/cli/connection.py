@@ -305,12 +305,19 @@ async def make_first_token(
     return lines if is_needed else [*lines, "on this machine no token is needed"]
 
 
-async def file_lines(tokens: TokenStore, directory: Path, *, is_needed: bool) -> list[str]:
-    """Look whether the file has a good token, and say what is wrong with it."""
+async def file_lines(
+    tokens: TokenStore, directory: Path, *, is_needed: bool, is_shared: bool = False
+) -> list[str]:
+    """Look whether the file has a good token, and say what is wrong with it.
+
+    The first token of a store that nodes share is in the directory of the first node alone.
+    """
     path = directory / TOKEN_FILE
     why = await _problem_with(path, tokens)
     if why is None or (why == "" and not is_needed):
         return []
+    if why == "" and is_shared:
+        return ["use the token of the first node: HEADGATE_TOKEN=…, or --token"]
     return [f"{path} {why or 'does not exist'}; {_MAKE_ONE}"]
 
 

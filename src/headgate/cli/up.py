@@ -29,6 +29,7 @@ from headgate.cli.connection import (
     json_option,
     make_first_token,
     read_private_file,
+    to_ask,
     token_header,
 )
 from headgate.cli.main import loop_factory, tune_interpreter
@@ -459,11 +460,14 @@ async def welcome(
     as_json: bool,
 ) -> str:
     """Return what is to be printed, with the lines of the first token if one was made."""
-    from headgate.app import auth_rules  # noqa: PLC0415
+    from headgate.app import auth_rules, is_shared  # noqa: PLC0415
 
-    is_needed = auth_rules(service.settings).needs_token
-    keys = _missing_keys(service.settings, environ)
-    problems = await file_lines(service.api.tokens, directory, is_needed=is_needed)
+    settings = service.settings
+    is_needed = auth_rules(settings).needs_token
+    keys = _missing_keys(settings, environ)
+    problems = await file_lines(
+        service.api.tokens, directory, is_needed=is_needed, is_shared=is_shared(settings)
+    )
     if as_json:
         # What is said of the token has no secret, only what is wrong with the file.
         for line in (*problems, *keys):
@@ -473,11 +477,14 @@ async def welcome(
     lines = [f"headgate serves {address}"]
     # Before the lines that need it, and in the same piece: whoever reads one has read the other.
     lines += [f"  {line}" for line in first or problems]
-    lines.append(f"  curl -s{header} {address}/tasks -d '{EXAMPLE_TASK}'")
-    lines.append(f"  curl -s{header} {address}/tasks")
-    if service.settings.gateway.enabled:
+    place = settings.server.advertise or to_ask(address)
+    # Without the token in its file they would be refused.
+    if not (is_needed and problems):
+        lines.append(f"  curl -s{header} {place}/tasks -d '{EXAMPLE_TASK}'")
+        lines.append(f"  curl -s{header} {place}/tasks")
+    if settings.gateway.enabled:
         # The one of OpenAI's clients has the version in it, the one of Anthropic's has not.
-        lines.append(f"  OPENAI_BASE_URL={address}/v1 or ANTHROPIC_BASE_URL={address} for agents")
+        lines.append(f"  OPENAI_BASE_URL={place}/v1 or ANTHROPIC_BASE_URL={place} for agents")
     lines += [f"  {line}" for line in keys]
     return "\n".join(lines)
 
@@ -496,6 +503,7 @@ def demo_welcome(service: Service, address: str, folder: Path) -> str:
     """Return what is printed of a demonstration: where to look at it, before anything else."""
     from headgate.app import auth_rules  # noqa: PLC0415
 
+    address = to_ask(address)
     is_needed = auth_rules(service.settings).needs_token
     token = read_private_file(folder / TOKEN_FILE) if is_needed else None
     if service.settings.dashboard.mode == "off":

@@ -278,6 +278,9 @@ class PostgresDatabase:
         self._connection: psycopg.Connection[Row] | None = None
         self._transaction: PostgresTransaction | None = None
         self._is_away = False
+        self._outcome = ""
+        """What a lost connection means to callers; before the first one nobody asked."""
+
         self._has_standby = False
         self._is_doubtful = False
 
@@ -334,9 +337,10 @@ class PostgresDatabase:
             try:
                 connection = self._connect_once()
             except psycopg.Error as error:
-                problem = f"PostgreSQL: {first_line(error)}; nothing was granted"
+                problem = f"PostgreSQL: {first_line(error)}{self._outcome}"
             else:
                 self._is_away = False
+                self._outcome = "; nothing was granted"
                 return connection
         self._is_away = True
         raise LedgerUnavailableError(problem)

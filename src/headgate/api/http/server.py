@@ -38,6 +38,11 @@ By itself it would keep megabytes for each connection. And an event loop may hol
 until the last byte is handed over, while what was handed over counts for no caller any more.
 """
 
+ANSWER_SECONDS = 2.0
+MOST_ANSWER_BYTES = 10_000
+LIVE = b'{"status":"ok"'
+"""How the answer of a service to /livez begins."""
+
 log = structlog.get_logger("headgate.api")
 
 _PROBLEMS = {
@@ -130,9 +135,25 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
-        problem = _PROBLEMS.get(getattr(error, "errno", None) or 0, f"cannot be used: {error}")
+        number = getattr(error, "errno", None) or 0
+        problem = _PROBLEMS.get(number, f"cannot be used: {error}")
+        if number == errno.EADDRINUSE and _is_service(listener.family, address):
+            problem = "is in use by another Headgate; stop it, or choose another with --port"
         raise InvalidSettingError("port", f"{host} port {port} {problem}") from None
     return listener
+
+
+def _is_service(family: int, address: tuple[Any, ...]) -> bool:
+    """Tell whether it is a service that serves at an address."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as connection:
+            connection.settimeout(ANSWER_SECONDS)
+            connection.connect(address)
+            connection.sendall(b"GET /livez HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            head, _, body = connection.makefile("rb").read(MOST_ANSWER_BYTES).partition(b"\r\n\r\n")
+    except OSError:
+        return False
+    return head.startswith(b"HTTP/1.") and body.startswith(LIVE)
 
 
 # The log of requests, for whoever looks for a fault: a line each, at the level debug.
