@@ -284,7 +284,9 @@ def test_a_restore_keeps_what_was_there_before(headgate: Command, tmp_path: Path
     data = tmp_path / "data"
     copy = tmp_path / "copy.db"
     found(copy)
-    assert headgate("restore", copy, "--data", data).code == 0
+    done = headgate("restore", copy, "--data", data)
+    assert done.code == 0
+    assert done.out.endswith(f"Start the service with headgate up --data {data}.\n")
     assert headgate("restore", copy, "--data", data).code == 2
     said = headgate("restore", copy, "--force", "--data", data, "--json").json
     assert Path(said["aside"]).exists()
@@ -494,6 +496,20 @@ def test_doctor_says_which_secrets_the_user_of_a_command_could_read(headgate: Co
         refused = headgate("config", "check", "--config", config)
         assert refused.code != 0
         assert "targets.it.run_as: there is no user 'no-such-user'" in refused.err + refused.out
+
+
+def test_doctor_says_first_which_service_it_looks_at(
+    headgate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADGATE_URL", "http://127.0.0.1:9")
+    first = headgate("doctor", "--data", tmp_path, "--json").json["checks"][0]
+    assert (first["check"], first["verdict"]) == ("service", "warn")
+    assert first["found"] == (
+        f"{tmp_path} and http://127.0.0.1:7420 are checked; HEADGATE_URL names another"
+    )
+    monkeypatch.setenv("HEADGATE_URL", "http://127.0.0.1:7420/")
+    again = headgate("doctor", "--data", tmp_path, "--json").json["checks"][0]
+    assert (again["check"], again["verdict"]) == ("service", "ok")
 
 
 def test_doctor_names_settings_that_cannot_be_used(headgate: Command, tmp_path: Path) -> None:

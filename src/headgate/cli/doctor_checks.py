@@ -25,7 +25,8 @@ import msgspec
 from headgate.app import auth_rules, held_file, is_shared, sqlite_file
 from headgate.budgets.connect import connect_budget
 from headgate.cli.config_report import has_no_upstream_key
-from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of
+from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of, to_ask
+from headgate.client.requests import URL_VARIABLE
 from headgate.config import (
     Settings,
     SlotSettings,
@@ -58,7 +59,13 @@ from headgate.executors.targets import (
 from headgate.extras import naming_extras
 from headgate.providers.http_client import HttpClient
 from headgate.providers.prices import PriceList, price_advice
-from headgate.storage.data_lock import Holder, holder_of, is_held, store_folders
+from headgate.storage.data_lock import (
+    Holder,
+    holder_of,
+    is_held,
+    service_address,
+    store_folders,
+)
 from headgate.storage.ledger import unaccepted
 from headgate.storage.migrations import schema_version
 from headgate.storage.sql_store import PARTS
@@ -605,7 +612,6 @@ LEAST_FREE_BYTES = 100 * 2**20
 FEW_FREE_BYTES = 2**30
 ANSWER_SECONDS = 3.0
 MOST_BYTES = 1_000
-LIVE = b'{"status":"ok"'
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -621,7 +627,9 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
     file = held_file(settings, directory)
     folder, folders = (None, ()) if file is None else (file.parent, store_folders(file))
     holder = next((holder_of(one) for one in folders if is_held(one)), None)
+    address = service_address(directory, is_running=True) or _configured(settings)
     return [
+        *_service(directory, address, data),
         *_settings(settings, path),
         *_directory(folder, holder),
         *store_findings(settings, directory),
@@ -634,6 +642,22 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
         *_token(directory),
         _port(settings) if holder is None else _answers(holder.address),
     ]
+
+
+def _service(directory: Path, address: str, data: Path | None) -> Iterator[Finding]:
+    """Say which service is checked, where somebody may think of another one."""
+    found = f"{directory} and {address} are checked"
+    named = os.environ.get(URL_VARIABLE)
+    if named and named.rstrip("/") != to_ask(address):
+        advice = "doctor goes by --data and settings; name the directory of the other with --data"
+        yield warn("service", f"{found}; {URL_VARIABLE} names another", advice)
+    elif named or data is not None:
+        yield ok("service", found)
+
+
+def _configured(settings: Settings) -> str:
+    host = settings.server.host
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.server.port}"
 
 
 def _settings(settings: Settings, given: Path | None) -> Iterator[Finding]:
@@ -700,8 +724,7 @@ def _port(settings: Settings) -> Finding:
     try:
         listen(host, port).close()
     except InvalidSettingError as error:
-        shown = f"[{host}]" if ":" in host else host
-        answer = _answers(f"http://{shown}:{port}")
+        answer = _answers(_configured(settings))
         if answer.verdict == "ok":
             return warn(
                 "port",
@@ -728,6 +751,8 @@ def _answers(address: str) -> Finding:
         return fail("port", f"{address} does not answer: {error}", "see the log of the service")
     finally:
         connection.close()
+    from headgate.api.http.server import LIVE  # noqa: PLC0415
+
     if not body.startswith(LIVE):
         return fail("port", f"{address} is another program's", "start with headgate up --port N")
     # The header has whole seconds.
