@@ -189,7 +189,7 @@ def test_budgets_of_a_service_are_set_listed_shown_and_deleted(
 ) -> None:
     at = f"at {service.address}"
     said = admin("budget", "set", "--session", "eval-1", "--limit-usd", "20", "--window", "day")
-    assert said.out == f"Set budget session:eval-1 to $20.00, counted by the day, {at}\n"
+    assert said.out == f"Set budget session:eval-1 to $20.00, counted by the day of UTC, {at}\n"
     rows = {one["scope"]: one for one in admin("budget", "list", "--json").lines}
     assert rows["session:eval-1"]["limitUsd"] == "20.00"
     assert rows["project:evals"]["limitUsd"] == "5.00"
@@ -580,8 +580,8 @@ def test_a_raised_limit_keeps_its_window(headgate: Command, service: ServiceProc
     assert headgate("budget", "set", "project:evals", *given, *at).code == 0
     raised = headgate("budget", "set", "project:evals", "--limit-usd", "7", *at)
     assert raised.out.splitlines() == [
-        f"Set budget project:evals to $7.00, counted by the day, at {service.address}",
-        "Before: $6.00, counted by the day",
+        f"Set budget project:evals to $7.00, counted by the day of UTC, at {service.address}",
+        "Before: $6.00, counted by the day of UTC",
     ]
     headgate("budget", "reset", "project:evals", *at)
 

@@ -137,7 +137,7 @@ async def test_a_form_that_is_sent_as_it_was_drawn_changes_nothing(
         (
             CASES[2],
             {"limit_usd": "4"},
-            "the budget of session:eval is set to $4.00 and 700 tokens, by the day",
+            "the budget of session:eval is set to $4.00 and 700 tokens, by the day of UTC",
         ),
     ],
     ids=["project", "budget"],

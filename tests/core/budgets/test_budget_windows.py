@@ -332,7 +332,7 @@ def test_no_interval_as_long_as_a_rolling_window_holds_more_than_the_limit(
     ("text", "words"),
     [
         ("none", "in all"),
-        ("day", "by the day"),
+        ("day", "by the day of UTC"),
         ("week@Europe/Berlin", "by the week, by the clock of Europe/Berlin"),
         ("rolling:1h", "over any hour"),
         ("rolling:24h", "over any 24 hours"),

@@ -122,13 +122,13 @@ def format_window(window: Window) -> str:
 
 
 def window_words(text: str) -> str:
-    """Return a window as people say it, after "counted": `by the day`, `over any 24 hours`."""
+    """Return a window in words, after "counted": `by the day of UTC`, `over any 24 hours`."""
     window = parse_window(text)
     if window.hours is not None:
         return "over any hour" if window.hours == 1 else f"over any {window.hours} hours"
     if window.unit is None:
         return "in all"
-    zone = "" if window.zone == UTC_NAME else f", by the clock of {window.zone}"
+    zone = f" of {UTC_NAME}" if window.zone == UTC_NAME else f", by the clock of {window.zone}"
     return f"by the {window.unit.value}{zone}"
 
 
