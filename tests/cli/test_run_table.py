@@ -13,6 +13,7 @@ from headgate.cli.run_progress import (
     FAILURES_SHOWN,
     CorrectedFile,
     end_lines,
+    end_text,
     print_end,
     print_json_end,
     print_rows,
@@ -106,6 +107,17 @@ def test_json_is_one_document_with_the_exit_code_and_the_way_on(
     assert found["folder"] == str(FOLDER)
     assert found["steps"][0]["counts"] == {"done": 1, "failed": 1}
     assert found["rows"][0]["task"]["error"] == "exit code 3: no such page"
+
+
+def test_a_failure_that_was_booked_as_assumed_says_what_to_write_if_it_was_free() -> None:
+    row = failed(3)
+    assert row.task is not None
+    assert "cost_usd" not in end_text(row, now=BEGAN_AT + 9)
+    guessed = replace(row, task=replace(row.task, assumed_micro_usd=70_000))
+    line = end_text(guessed, now=BEGAN_AT + 9)
+    assert line.endswith("exit code 3: no such page; write cost_usd: 0 if it is free")
+    asked = replace(row, task=replace(row.task, assumed_micro_usd=70_000, tokens=9))
+    assert "cost_usd" not in end_text(asked, now=BEGAN_AT + 9)
 
 
 def test_rows_say_state_time_cost_and_why(capsys: pytest.CaptureFixture[str]) -> None:

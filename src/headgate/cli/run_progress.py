@@ -166,7 +166,11 @@ def end_text(row: StepRow, *, now: float) -> str:
     if task is not None and (cost := _task_cost(task)):
         parts.append(cost)
     why = _why(row)
-    return ", ".join(parts) + (f": {shortened(why)}" if why else "")
+    advice = ""
+    # What a model was asked has tokens too. Of a command nobody else can say that it is free.
+    if row.state is StepState.FAILED and task is not None and not task.tokens:
+        advice = "; write cost_usd: 0 if it is free" if task.assumed_micro_usd else ""
+    return ", ".join(parts) + (f": {shortened(why)}" if why else "") + advice
 
 
 def waiting_rows(rows: Sequence[StepRow]) -> list[StepRow]:
