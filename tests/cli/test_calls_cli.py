@@ -14,7 +14,7 @@ from cli.said import Command, Said
 from headgate.api.schema.calls import CallAmountBody, CallBody, CallTokensBody, CallWhyBody
 from headgate.api.schema.tasks import ReasonBody
 from headgate.app import STORE_FILE
-from headgate.cli.calls import HEADER, lines_of, waited_seconds
+from headgate.cli.calls import HEADER, lines_of, row_of, waited_seconds
 from headgate.cli.main import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, run
 from headgate.cli.why import MOST_EXPLAINED, lines_of_call
 from headgate.core.call import CallRecord, CallState
@@ -200,6 +200,30 @@ def test_without_a_service_the_exit_code_says_so(
     monkeypatch.setenv("HEADGATE_URL", "http://127.0.0.1:1")
     assert run(["calls"]) == EXIT_UNAVAILABLE
     assert capsys.readouterr().out == ""
+
+
+def test_why_without_a_service_names_the_command_for_a_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.client.sync_client.pause_seconds", lambda *_: None)
+    assert run(["why", "--url", "http://127.0.0.1:1"]) == EXIT_UNAVAILABLE
+    assert "headgate runs show last says why its steps wait" in capsys.readouterr().err
+
+
+def test_show_takes_the_id_of_a_call_too(headgate: Command) -> None:
+    assert headgate("show", NEWEST, "--json").json == headgate("calls", NEWEST, "--json").json
+    assert headgate("show", NEWEST).out == headgate("calls", NEWEST).out
+    assert "call not found" in headgate("show", UNKNOWN).err
+
+
+def test_a_call_without_a_known_price_has_no_dollars() -> None:
+    usage = CallAmountBody(tokens=5, usd="0")
+    call = body(usage=usage, is_unpriced=True)
+    assert row_of(call)[-1] == "unpriced"
+    lines = "\n".join(lines_of(call))
+    assert "5 tokens, unpriced" in lines
+    assert "$" not in lines
+    assert row_of(body(usage=usage))[-1] == "$0.00"
 
 
 def body(**fields: object) -> CallBody:

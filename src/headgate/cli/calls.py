@@ -140,6 +140,11 @@ Examples:
 @json_option
 def show(*, call_id: str, connection: Connection, as_json: bool) -> None:
     """Print everything that is known of a call."""
+    print_call(call_id, connection, as_json=as_json)
+
+
+def print_call(call_id: str, connection: Connection, *, as_json: bool) -> None:
+    """Ask the service for a call, and print all of it."""
     from headgate.api.schema.calls import CallBody  # noqa: PLC0415
     from headgate.client.requests import resource_path  # noqa: PLC0415
 
@@ -190,8 +195,6 @@ def _print_tables(found: Iterable[CallBody]) -> None:
 
 def row_of(call: CallBody) -> tuple[str, ...]:
     """Return one line of a table of calls."""
-    from headgate.core.text import dollars  # noqa: PLC0415
-
     return (
         call.call_id,
         call.state.value,
@@ -201,7 +204,7 @@ def row_of(call: CallBody) -> tuple[str, ...]:
         call.slot or "",
         length_of(waited_seconds(call)),
         "" if call.usage is None else f"{call.usage.tokens:,}",
-        "" if call.usage is None else dollars(call.usage.usd),
+        "" if call.usage is None else _dollars(call.usage.usd, call),
     )
 
 
@@ -217,14 +220,18 @@ def lines_of(call: CallBody) -> list[str]:
     import msgspec  # noqa: PLC0415
 
     given = [(field.name, getattr(call, field.name)) for field in msgspec.structs.fields(call)]
-    shown = [(name, _value(name, value)) for name, value in given if name != "waited_ms"]
+    shown = [(name, _value(name, value, call)) for name, value in given if name not in _ELSEWHERE]
     shown.append(("waited", length_of(waited_seconds(call))))
     shown = [(name, text) for name, text in shown if text]
     width = max(len(name) for name, _ in shown)
     return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in shown]
 
 
-def _value(name: str, value: object) -> str:
+_ELSEWHERE = ("waited_ms", "is_unpriced")
+"""Fields that are shown in other words, or beside what they are about."""
+
+
+def _value(name: str, value: object, call: CallBody) -> str:
     from headgate.cli.output import clock_time, from_now  # noqa: PLC0415
 
     if value is None or value in ("", (), False):
@@ -232,7 +239,7 @@ def _value(name: str, value: object) -> str:
     if name == "reported":
         return _reported(value)  # type: ignore[arg-type]
     if name in ("reserved", "usage"):
-        return _amount(value)  # type: ignore[arg-type]
+        return _amount(value, call)  # type: ignore[arg-type]
     if isinstance(value, datetime):
         return f"{clock_time(value)} ({from_now(value)})"
     if isinstance(value, tuple):
@@ -253,11 +260,16 @@ def _reported(said: CallTokensBody) -> str:
     return ", ".join(f"{tokens:,} {word}" for tokens, word in parts if tokens is not None)
 
 
-def _amount(amount: CallAmountBody) -> str:
+def _dollars(usd: str, call: CallBody) -> str:
+    """Write an amount; none of a model whose price nobody knows is not one of nothing."""
     from headgate.core.text import dollars  # noqa: PLC0415
 
-    text = f"{amount.tokens:,} tokens, {dollars(amount.usd)}"
+    return "unpriced" if call.is_unpriced and not float(usd) else dollars(usd)
+
+
+def _amount(amount: CallAmountBody, call: CallBody) -> str:
+    text = f"{amount.tokens:,} tokens, {_dollars(amount.usd, call)}"
     if not amount.assumed_tokens and amount.assumed_usd is None:
         return text
-    assumed = f"{amount.assumed_tokens:,} tokens, {dollars(amount.assumed_usd or '0')}"
+    assumed = f"{amount.assumed_tokens:,} tokens, {_dollars(amount.assumed_usd or '0', call)}"
     return f"{text} (assumed {assumed})"

@@ -6,6 +6,7 @@ import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json
+from headgate.core.call import CALL_PREFIX
 
 
 @click.command(
@@ -19,7 +20,12 @@ Examples:
 @connection_options
 @json_option
 def show(*, task_id: str, connection: Connection, as_json: bool) -> None:
-    """Show everything about a task."""
+    """Show everything about a task, or about a call, whose id begins with call-."""
+    if task_id.startswith(CALL_PREFIX):
+        from headgate.cli.calls import print_call  # noqa: PLC0415  not for a list of commands
+
+        print_call(task_id, connection, as_json=as_json)
+        return
     with connect(connection) as client:
         task = client.get(task_id)
     if as_json:

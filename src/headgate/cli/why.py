@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -11,7 +12,7 @@ from headgate.cli.connection import Connection, connect, connection_options, jso
 from headgate.cli.output import clock_time, from_now, length_of, print_json, with_local_times
 from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, ServiceUnavailableError
 
 if TYPE_CHECKING:
     from headgate.api.schema.calls import CallWhyBody
@@ -43,13 +44,27 @@ def why(*, task_id: str | None, connection: Connection, as_json: bool) -> None:
     if task_id is not None and "[" in task_id:
         problem = "is a step of a run; headgate runs show last says why its steps wait"
         raise InvalidSettingError("ID", problem)
-    with connect(connection) as client:
+    with _runs_named(), connect(connection) as client:
         if task_id is None:
             _print_waiting(client, as_json=as_json)
         elif task_id.startswith(CALL_PREFIX):
             _print(_why_call(client, task_id), as_json=as_json)
         else:
             _print(client.why(task_id), as_json=as_json)
+
+
+@contextmanager
+def _runs_named() -> Iterator[None]:
+    """Where no service answers, name the command for a run, which needs none."""
+    from headgate.client.responses import NOT_REACHED  # noqa: PLC0415  not for a list of commands
+
+    try:
+        yield
+    except ServiceUnavailableError as error:
+        if error.code == NOT_REACHED:
+            line = "of a run without a service, headgate runs show last says why its steps wait"
+            error.args = (f"{error}; {line}",)
+        raise
 
 
 def _print(answer: WhyBody | CallWhyBody, *, as_json: bool) -> None:
