@@ -22,6 +22,7 @@ import pytest
 
 from executors.endpoint import free_port
 from headgate.app import STORE_FILE
+from headgate.cli.connection import Connection, find_service
 from headgate.storage.data_lock import LOCK_NAME, hold_directory
 from headgate.storage.sqlite import SqliteTaskStore
 from service.support import Gate, ServiceProcess, running_service, wait_until
@@ -222,16 +223,22 @@ def test_the_next_node_of_a_store_sends_people_to_the_token_of_the_first(
 ) -> None:
     path = tmp_path / "headgate.toml"
     path.write_text("[auth]\nrequired = true\n")
-    nodes = [ServiceProcess(tmp_path, *up_options(tmp_path / name, postgres_url)) for name in "ab"]
-    said = []
+    folders = (tmp_path / "a", tmp_path / "b")
+    nodes = [
+        ServiceProcess(tmp_path, *up_options(data, postgres_url), port=free_port())
+        for data in folders
+    ]
+    said, found = [], []
     try:
         for node in nodes:
             node.start()
             said.append(node.output())
+        found = [find_service(Connection(data=data)).url for data in folders]
         port = urlsplit(nodes[1].address).port
     finally:
         for node in nodes:
             node.kill()
+    assert found == [node.address for node in nodes]
     assert "curl" in said[0]
     assert "use the token of the first node: HEADGATE_TOKEN=" in said[1]
     assert "curl" not in said[1]
