@@ -86,7 +86,8 @@ def test_what_is_done_to_several_is_one_object_a_line(
 ) -> None:
     answer = response(200, json.dumps(one))
     with scripted(answer, answer) as server:
-        assert run([*call.split(), "1", "2", "--json", "--url", server.url]) == 0
+        ids = ("de840178a0e4", "0f3ebff00d52")
+        assert run([*call.split(), *ids, "--json", "--url", server.url]) == 0
     assert len([json.loads(line) for line in capsys.readouterr().out.splitlines()]) == 2
 
 

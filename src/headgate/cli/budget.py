@@ -730,11 +730,12 @@ def set_limits(
     if as_json:
         print_json(status)
         return
-    limits = _limit_words(limit_usd, change.get("limit_tokens"))
-    if status is not None:
-        limits = _budget_words(status)
+    if status is None or not _has_limit(status):
+        click.echo(printable(f"Budget {name or ROOT_NAME} has no limit now, {place}"))
+        return
+    limits = _budget_words(status)
     click.echo(printable(f"Set budget {name or ROOT_NAME} to {limits}, {place}"))
-    if before is None or status is None:
+    if before is None:
         return
     if _has_limit(before) and _budget_words(before) != limits:
         click.echo(f"Before: {_budget_words(before)}")

@@ -488,8 +488,8 @@ class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     input: Dollars
     """For the prompt, such as `"1.25"`."""
-    output: Dollars = 0
-    """For the answer. Leave it out for embeddings, whose answers cost nothing."""
+    output: Dollars
+    """For the answer; 0 for embeddings, whose answers cost nothing."""
     cached_input: Dollars | None = None
     """For the part of the prompt that came from a cache. The default is `input`."""
     cache_write: Dollars | None = None

@@ -86,6 +86,9 @@ LOST_SECONDS = 2 * LEASE_SECONDS
 CONFIRM_SECONDS = 0.05
 """How often a call that has its money looks whether the store has said who dispatches."""
 
+NODE_MARK_LENGTH = 12
+"""How much of the id of a node is in the names of its reservations."""
+
 MAX_LATEST = 1_000
 """How many calls that have ended are kept in memory, for whoever asks before the store has them."""
 
@@ -532,8 +535,11 @@ class Calls:
         return await self._ledger.reserve(request)
 
     def _name_of(self, call: LiveCall) -> str:
-        """Return a name for a reservation that none had before: a call may come back, or move."""
-        return f"{call.id}:{next(self._names)}"
+        """Return a name for a reservation that none had before.
+
+        A call may come back, or move to another node, which counts from 1 as well.
+        """
+        return f"{call.id}:{self._node_id()[:NODE_MARK_LENGTH]}.{next(self._names)}"
 
     async def _admit_of_task(self, call: LiveCall, planned: Planned, task_id: str) -> Grant | None:
         """Have a call of a task draw on what that holds, and hold beside it what it lacks."""
@@ -1062,11 +1068,13 @@ class Calls:
             gone = [one for one in self._elsewhere if one not in found]
             ended = {one.id: one for one in await self._store.ended(gone)}
             state, now = self._state(), self._now()
+            # Meanwhile this node may have stepped down, or a call may have come here.
             for call_id in gone:
-                del self._elsewhere[call_id]
-                if state is not None:
+                if self._elsewhere.pop(call_id, None) is not None and state is not None:
                     state.end_call_elsewhere(call_id, ended.get(call_id), now)
             for record in found.values():
+                if record.id in self._live:
+                    continue
                 if record.id not in self._elsewhere and state is not None:
                     state.load_call_elsewhere(record)
                 self._elsewhere[record.id] = record

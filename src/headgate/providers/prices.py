@@ -4,8 +4,8 @@ The prices are those that genai-prices carries along, so nothing is fetched; ove
 by patterns such as `gpt-5*`. The most specific one counts: the name itself, then the pattern with
 the longest beginning before its first wildcard, then the longest pattern.
 Rule: a model without a known price is refused unless a default is set, because a price of zero
-would let it spend without end. A price with input alone, as of embeddings, has free output.
-Every result is in whole micro-dollars, rounded up.
+would let it spend without end. Of published prices only those of embeddings may lack one for
+output. Every result is in whole micro-dollars, rounded up.
 """
 
 from __future__ import annotations
@@ -100,13 +100,10 @@ def price_advice(model: str) -> str:
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Dollars for a million tokens; input from or to a cache costs as much as other input.
-
-    Without `output`, as for embeddings, it costs nothing.
-    """
+    """Dollars for a million tokens; what is left out costs as much as other input."""
 
     input: Dollars
-    output: Dollars = 0
+    output: Dollars
     cached_input: Dollars | None = None
     cache_write: Dollars | None = None
 
@@ -466,16 +463,18 @@ def _published(model: str, tier: str) -> _Tiers:
         if len(_known_tiers) >= MAX_MODELS_CACHED:
             _known_tiers.clear()
         # The published price is kept as well: its id is nobody else's as long as it lives.
-        known = _known_tiers[key] = (standard, _tiers(prices))
+        known = _known_tiers[key] = (standard, _tiers(prices, is_embedding="embed" in found.id))
     if known[1] is None:
         raise UnknownPriceError(model, _UNPRICED)
     return known[1]
 
 
-def _tiers(prices: ModelPrice) -> _Tiers | None:
-    """Return the rates of a published price; None if it has none for tokens."""
-    # What is sold by the hour or by the image would seem free.
-    if prices.input_mtok is None:
+def _tiers(prices: ModelPrice, *, is_embedding: bool) -> _Tiers | None:
+    """Return the rates of a published price; None if it has none for tokens.
+
+    What is sold by the hour or by the image would seem free. Embeddings have no output.
+    """
+    if prices.input_mtok is None or (prices.output_mtok is None and not is_embedding):
         return None
     starts = {0}
     for price in vars(prices).values():

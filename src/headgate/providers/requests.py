@@ -170,7 +170,7 @@ def read_call(path: str, body: bytes) -> ModelCall:
     if not isinstance(fields, dict):
         size = len(body)
         return ModelCall(model="", prompt_chars=size, prompt_bytes=size, is_readable=False)
-    endpoint = _endpoint_of(path)
+    endpoint = _endpoint_of(path[-LONGEST_END:])
     measure = _Measure()
     measure.add(fields)
     tools = fields.get("tools")
@@ -378,6 +378,10 @@ class _Endpoint(NamedTuple):
     is_embedding: bool
     keeps_responses: bool
     is_message: bool
+
+
+LONGEST_END = 100
+"""So many characters at the end of a path say which endpoint it is."""
 
 
 @lru_cache(maxsize=256)

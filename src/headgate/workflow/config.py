@@ -282,6 +282,7 @@ def _price(model: str, value: Value) -> Price:
     if not model or len(model) > MAX_MODEL_LENGTH:
         value.refuse(f"is no model; a name has 1 to {MAX_MODEL_LENGTH} characters")
     fields = value.fields(PRICE_KEYS, "a price")
-    if "input" not in fields:
-        value.refuse("has no input; write dollars for a million tokens")
+    for key in ("input", "output"):
+        if key not in fields:
+            value.refuse(f"has no {key}; write dollars for a million tokens")
     return Price(**{key: entry.dollars() for key, entry in fields.items()})
