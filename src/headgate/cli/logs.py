@@ -153,6 +153,10 @@ LOG_EVENTS = {
     "a call was not kept": (
         "The end of a call could not be written. The lease of its money books what was reserved."
     ),
+    "a key was refused": "A provider refused a key with 401 or 403. Check the variable or file.",
+    "a key was refused, and its slot could not be disabled": (
+        "A provider refused the key of a slot, and the store did not answer."
+    ),
     "a key cannot be read": (
         "The variable or the file of a key is gone; calls are refused until it is there again."
     ),
