@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from gateway.billing_upstream import Plan, Request
 from gateway.gateway_service import (
@@ -20,7 +23,7 @@ from gateway.test_task_calls import claim, submit
 from headgate.core.call import CallRecord, CallState
 from headgate.core.gates import GatePart
 from headgate.engine.call_registry import KeptPlaces
-from headgate.gateway.relay import LostPlaces, Place
+from headgate.gateway.relay import HandoverReader, LostPlaces, Place, as_comment
 
 BUDGET = """
 [gateway]
@@ -211,3 +214,48 @@ def test_places_that_were_lost_are_few_and_kept_for_a_while() -> None:
     assert places.take(b"two", 10.0) is None
     assert places.take(b"three", 62.0) is None
     assert not places
+
+
+SIGNED = Place("call-1", 1.0, 2).signed(b"secret", b"request")
+EVENTS = b"event: ping\ndata: {}\n\n"
+QUOTED = b'data: {"text": ": x-headgate-place call-1;1.0;2;00"}\n\n'
+
+
+def read_in(pieces: Iterable[bytes]) -> tuple[bytes, bytes]:
+    """Return what a client gets of a stream in pieces, and the place that it ends with."""
+    reader = HandoverReader()
+    shown = b"".join([reader.feed(piece) for piece in pieces])
+    return shown + reader.finish(), reader.signed_place
+
+
+@pytest.mark.parametrize(
+    ("shown", "place"),
+    [
+        (EVENTS, SIGNED),
+        (b"", SIGNED),
+        (EVENTS + b": waits\n\n", SIGNED),
+        (EVENTS, b""),
+        (EVENTS + b": x-headgate", b""),
+        (EVENTS + as_comment(SIGNED) + EVENTS, b""),
+        (EVENTS + QUOTED, b""),
+        (EVENTS + QUOTED, SIGNED),
+    ],
+)
+def test_the_place_at_the_end_of_a_stream_is_found_wherever_the_stream_is_cut(
+    shown: bytes, place: bytes
+) -> None:
+    stream = shown + (as_comment(place) if place else b"")
+    for cut in range(len(stream) + 1):
+        assert read_in([stream[:cut], stream[cut:]]) == (shown, place), cut
+    for size in (1, 2, 3, 7):
+        pieces = [stream[start : start + size] for start in range(0, len(stream), size)]
+        assert read_in(pieces) == (shown, place), size
+
+
+def test_only_what_may_be_a_place_is_kept_back() -> None:
+    reader = HandoverReader()
+    assert reader.feed(EVENTS) == EVENTS
+    assert reader.feed(b": ") == b""
+    assert reader.feed(b"waits") == b": waits"
+    comment = as_comment(b"call-" + b"1" * 2_000)
+    assert reader.feed(b"\n\n" + comment) == b"\n\n" + comment, "no place is that long"

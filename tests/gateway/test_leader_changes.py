@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import httpx2
+import msgspec
 import pytest
 
 from budgets.fault_proxy import FaultProxy, running_proxy
@@ -32,6 +33,7 @@ from gateway.gateway_service import (
 from gateway.test_task_calls import claim, ended, submit
 from headgate.engine import node as node_module
 from headgate.gateway.gateway import Patience
+from headgate.gateway.relay import FORWARDED_SECONDS, Place, forwarded_mark, key_of_request
 from headgate.storage.call_rows import LOST
 
 LEASE_SECONDS = 1.0
@@ -522,6 +524,98 @@ async def test_a_failover_of_the_database_ends_no_call_and_books_each_once(tmp_p
                         break
                     await asyncio.sleep(0.05)
             assert booked == billed
+
+
+async def test_a_client_cannot_have_its_calls_taken_for_one_that_was_booked(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """A node believes no client that a request was passed on, and tells no client a place."""
+    async with two_nodes(tmp_path, postgres) as nodes:
+        headers = {"x-headgate-forwarded": "1"}
+        answer: httpx2.Response = await nodes.second.ask(TEAM, headers=headers)
+        assert answer.status_code == 200
+        assert "x-headgate-place" not in answer.headers
+        headers["x-headgate-place"] = answer.headers.get("x-headgate-place", "")
+        ids = {answer.headers["x-headgate-call-id"]}
+        for _ in range(2):
+            answer = await nodes.first.ask(TEAM, headers=headers)
+            assert answer.status_code == 200
+            ids.add(answer.headers["x-headgate-call-id"])
+        assert len(ids) == len(nodes.upstream.bill) == 3
+        await nodes.change("resigned")
+        await nodes.check_books()
+
+
+class Sent:
+    """What one node sends another with a request that it passes on."""
+
+    def __init__(self, node: GatewayService, secret: bytes) -> None:
+        self.now = node.service.engine.now()
+        self._secret = secret
+        self.key = "sk-ant-one"
+        self.body = msgspec.json.encode(asking(TEAM))
+
+    def headers(self, call_id: str, *, created_ago: float = 0.0, marked_ago: float = 0.0) -> Any:
+        """Return the headers of a request with a place."""
+        request_key = key_of_request(f"POST {TEAM}", b"", self.key.encode(), self.body)
+        place = Place(call_id, self.now - created_ago).signed(self._secret, request_key)
+        mark = forwarded_mark(f"POST {TEAM}", self.now - marked_ago, self._secret)
+        return {"x-headgate-place": place.decode(), "x-headgate-forwarded": mark.decode()}
+
+    async def ask(self, node: GatewayService, headers: Any, **other: str) -> str:
+        """Send a request; return the id of its call."""
+        headers = headers | {"x-api-key": other.get("key", self.key)}
+        path, body = other.get("path", TEAM), other.get("body", self.body)
+        answer = await node.client.post(path, content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        return str(answer.headers["x-headgate-call-id"])
+
+
+async def test_a_place_is_good_for_its_request_only_and_for_a_while(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    async with two_nodes(tmp_path, postgres) as nodes:
+        first = nodes.first
+        sent = Sent(first, await first.calls.tasks.secret_for("places of calls"))
+        wait = first.gateway.settings.max_wait_seconds
+        good = sent.headers("call-1")
+        assert await sent.ask(first, good, path=MESSAGES) != "call-1"
+        assert await sent.ask(first, good, path=f"{TEAM}?beta=true") != "call-1"
+        assert await sent.ask(first, good, key="sk-ant-two") != "call-1"
+        assert await sent.ask(first, good, body=sent.body.decode() + " ") != "call-1"
+        assert await sent.ask(first, good | {"x-headgate-forwarded": "1"}) != "call-1"
+        late = sent.headers("call-1", marked_ago=FORWARDED_SECONDS + 60)
+        assert await sent.ask(first, late) != "call-1"
+        old = sent.headers("call-1", created_ago=wait + FORWARDED_SECONDS + 60)
+        assert await sent.ask(first, old) != "call-1"
+        assert await sent.ask(first, good) == "call-1"
+
+
+@pytest.mark.parametrize("created_ago", [0.0, 60.0])
+async def test_a_place_whose_call_has_ended_gives_another_one_its_position_and_not_its_id(
+    tmp_path: Path, postgres: PostgresServer, created_ago: float
+) -> None:
+    """Whether the node that decides has it in memory, or the store alone knows of it."""
+    async with two_nodes(tmp_path, postgres) as nodes:
+        first = nodes.first
+        sent = Sent(first, await first.calls.tasks.secret_for("places of calls"))
+        headers = sent.headers("call-1", created_ago=created_ago)
+        assert await sent.ask(first, headers) == "call-1"
+        await first.until_idle()
+        await first.calls.settled(seconds=20.0)
+        if created_ago:
+            first.calls._latest.clear()
+        other = await sent.ask(first, headers)
+        assert other != "call-1"
+        await first.until_idle()
+        record = first.calls.get(other)
+        assert record is not None
+        assert record.created_at == sent.now - created_ago
+        assert len(nodes.upstream.bill) == 2
+        billed = sum(charge.tokens for charge in nodes.upstream.bill)
+        await first.calls.settled(seconds=20.0)
+        status = await first.status("project:team")
+        assert status["spentTokens"] + status["overrunTokens"] == billed
 
 
 async def test_a_client_cannot_make_up_a_place(tmp_path: Path, postgres: PostgresServer) -> None:

@@ -379,10 +379,6 @@ class Calls:
     def __len__(self) -> int:
         return len(self._live)
 
-    def has(self, call_id: str) -> bool:
-        """Tell whether a call waits or runs here."""
-        return call_id in self._live
-
     def listen(self, listener: Callable[[CallRecord], None]) -> None:
         """Tell somebody of every call that has ended."""
         self._listeners.append(listener)

@@ -64,7 +64,7 @@ from headgate.engine.call_registry import (
 )
 from headgate.engine.call_registry import Route as CallRoute
 from headgate.engine.task_calls import Offer, TaskAttempt
-from headgate.errors import CallerError, HeadgateError, NotDispatchingError
+from headgate.errors import CallerError, HeadgateError, NotDispatchingError, StoreError
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
@@ -100,14 +100,18 @@ from headgate.gateway.protocols import (
     upstream_query,
 )
 from headgate.gateway.relay import (
+    FORWARDED_SECONDS,
     PLACE,
+    HandoverReader,
     LeaderRelay,
     LostPlaces,
     NotRelayedError,
     Place,
     as_comment,
+    forwarded_mark,
+    is_forwarded_mark,
+    key_of_request,
     relayed_headers,
-    split_comment,
 )
 from headgate.gateway.remaining import RemainingBudgets
 from headgate.gateway.request_body import RequestBody
@@ -171,6 +175,10 @@ STOP_SECONDS = 5
 
 LEADER_LOOK_SECONDS = 0.1
 """How often a node that does not decide looks who does, while nobody takes a call."""
+
+IN_MEMORY_SECONDS = 1.0
+ENDED_SECONDS = 2.0
+"""Since when the store is asked whether a call has ended, and for how long."""
 
 MAX_STORED = 10_000
 MAX_ID_PLACE = 4_096
@@ -285,6 +293,9 @@ class Client:
         self.live: LiveCall | None = None
         self.place: Place | None = None
         """The place that its call has kept from another node."""
+
+        self.request_key = b""
+        """What its place is bound to, once that is known."""
 
         self._body: bytes | None = None
         self._gone: asyncio.Future[None] | None = None
@@ -665,12 +676,14 @@ class Gateway:
                 raise _stopping() from None
             return
         now = asyncio.get_running_loop().time
-        if request.header(FORWARDED):
-            client.place = await self._read_place(request.header(PLACE))
+        is_forwarded = await self._is_forwarded(request)
+        if is_forwarded:
+            await self._take_forwarded_place(client)
         elif self._lost:
             body = await client.whole_body()
             client.read_again(body)
             client.place = self._lost.take(_lost_key(client, body), now())
+            del body
         gives_up_at = now() + self.patience.leader_seconds
         while True:
             since = now()
@@ -678,7 +691,7 @@ class Gateway:
                 if self._api.engine.dispatcher.is_leading:
                     await self._answer(client, prefixed, protocol)
                     return
-                if request.header(FORWARDED):
+                if is_forwarded:
                     await self._send_back(client)
                     return
                 if self._is_stopping and client.place is None and not _is_of_task(request):
@@ -693,7 +706,7 @@ class Gateway:
                 client.place = client.place or Place(self._calls.new_call_id(), now_at)
             else:
                 return
-            if request.header(FORWARDED):
+            if is_forwarded:
                 continue
             if now() - since > LEADER_LOOK_SECONDS:
                 # Somebody had it until now.
@@ -760,21 +773,54 @@ class Gateway:
             if dispatcher.is_leading or is_elsewhere:
                 return
 
-    async def _read_place(self, value: bytes) -> Place | None:
+    async def _place_secret(self) -> bytes:
+        return await self._calls.tasks.secret_for("places of calls")
+
+    async def _is_forwarded(self, request: Request) -> bool:
+        """Tell whether another node has passed a request on; a client may say so, and has not."""
+        mark = request.header(FORWARDED)
+        if not mark:
+            return False
+        secret = await self._place_secret()
+        return is_forwarded_mark(mark, _target_of(request), self._api.engine.now(), secret)
+
+    async def _take_forwarded_place(self, client: Client) -> None:
+        """Take the place that came with a request, unless its call has ended: then its time."""
+        body = await client.whole_body()
+        client.read_again(body)
+        client.request_key = await _request_key(client.request, body)
+        place = await self._read_place(client, client.request.header(PLACE))
+        if place is not None and await self._has_ended(place):
+            place = place._replace(call_id=self._calls.new_call_id())
+        client.place = place
+
+    async def _has_ended(self, place: Place) -> bool:
+        """Tell whether the store has the end of a call; what ended of late is known in memory."""
+        store = self._api.engine.call_store
+        if store is None or self._api.engine.now() - place.created_at < IN_MEMORY_SECONDS:
+            return False
+        try:
+            async with asyncio.timeout(ENDED_SECONDS):
+                return bool(await store.ended([place.call_id]))
+        except (TimeoutError, StoreError):
+            # Another id does no harm; one that is used twice is booked once.
+            return True
+
+    async def _read_place(self, client: Client, value: bytes) -> Place | None:
         if not value:
             return None
-        return Place.read(value, await self._calls.tasks.secret_for("places of calls"))
-
-    async def _signed(self, place: Place | None) -> bytes:
+        place = Place.read(value, await self._place_secret(), client.request_key)
         if place is None:
-            return b""
-        return place.signed(await self._calls.tasks.secret_for("places of calls"))
+            return None
+        # One that has waited for too long is refused where it waits, and not here.
+        most = self.settings.max_wait_seconds + FORWARDED_SECONDS
+        return place if self._api.engine.now() - place.created_at <= most else None
 
     async def _send_back(self, client: Client) -> None:
         """Send a call back to the node that has its client: it is not decided about here."""
         if client.place is None:
             client.place = Place(self._calls.new_call_id(), self._api.engine.now())
-        signed = await self._signed(client.place)
+        signed = client.place.signed(await self._place_secret(), client.request_key)
         if client.has_head:
             await client.piece(as_comment(signed))
             await client.end()
@@ -805,17 +851,23 @@ class Gateway:
 
     async def _relay_to(self, address: str, client: Client, body: bytes) -> None:
         request = client.request
-        query = request.query_string()
-        path = request.raw_path() + (f"?{query}" if query else "")
+        path = _path_of(request)
         now = asyncio.get_running_loop().time
         if client.place is None:
             # Its id comes from here: its client is told it, whatever becomes of the node.
             came_at = self._api.engine.now() - (now() - client.came_at)
             client.place = Place(self._calls.new_call_id(), came_at)
-        place = await self._signed(client.place)
+        secret = await self._place_secret()
+        client.request_key = client.request_key or await _request_key(request, body)
         sending = asyncio.ensure_future(
             self._leader.send(
-                address, request.method, path, request.all_headers(), body, place=place
+                address,
+                request.method,
+                path,
+                request.all_headers(),
+                body,
+                mark=forwarded_mark(_target_of(request), self._api.engine.now(), secret),
+                place=client.place.signed(secret, client.request_key),
             )
         )
         await asyncio.wait((sending, client.gone), return_when=asyncio.FIRST_COMPLETED)
@@ -834,7 +886,7 @@ class Gateway:
             self._lost.keep(_lost_key(client, body), retry, now())
             raise _lost_with_node(client.place.call_id) from None
         with sent as response:
-            kept = await self._read_place(response.header(PLACE))
+            kept = await self._read_place(client, response.header(PLACE))
             if kept is not None:
                 self._ask_again(client, body, kept)
             await self._relay_answer(client, body, response)
@@ -846,16 +898,15 @@ class Gateway:
         elif not is_stream:
             # Its stream is open, so this is an error, which it has to be told in the stream.
             raise _undecided()
-        sent_back = b""
+        handover = HandoverReader()
         try:
             while not client.has_gone and (piece := await response.read()):
-                if is_stream and piece.endswith(b"\n\n"):
-                    piece, sent_back = split_comment(piece)
-                await client.piece(piece)
+                await client.piece(handover.feed(piece) if is_stream else piece)
         except UpstreamError:
             # The connection is closed then, and the client notices that there is no end.
             return
-        place = await self._read_place(sent_back)
+        await client.piece(handover.finish())
+        place = await self._read_place(client, handover.signed_place)
         if place is not None and not client.has_gone:
             self._ask_again(client, body, place)
         await client.end()
@@ -1187,10 +1238,11 @@ class Gateway:
         hold = self._hold(asked, name)
         # Where no place is kept nobody can come back to one.
         identity = _identity(asked) if self._calls.has_places else ""
-        place = asked.client.place
-        if place is None or self._calls.has(place.call_id):
-            kept_id = self._calls.kept_id(identity)
-            place = Place(kept_id or self._calls.new_call_id(), now)
+        place = asked.client.place or Place("", now)
+        if kept_id := self._calls.kept_id(identity):
+            place = place._replace(call_id=kept_id)
+        elif not place.call_id or self._calls.get(place.call_id) is not None:
+            place = place._replace(call_id=self._calls.new_call_id())
         record = CallRecord(
             id=place.call_id,
             project_id=who.project_id,
@@ -2238,14 +2290,30 @@ def _check_model(model: str) -> None:
         raise _Refusal(Failure.BAD_REQUEST, line)
 
 
+def _path_of(request: Request) -> str:
+    query = request.query_string()
+    return request.raw_path() + (f"?{query}" if query else "")
+
+
+def _target_of(request: Request) -> str:
+    return f"{request.method} {_path_of(request)}"
+
+
+def _key_of(request: Request, body: bytes) -> bytes:
+    keys = request.header(b"authorization"), request.header(b"x-api-key")
+    return key_of_request(_target_of(request), *keys, body)
+
+
+async def _request_key(request: Request, body: bytes) -> bytes:
+    """Return what the place of a call is bound to; a large body is read while others go on."""
+    if len(body) > LARGE_BODY_BYTES:
+        return await asyncio.to_thread(_key_of, request, body)
+    return _key_of(request, body)
+
+
 def _lost_key(client: Client, body: bytes) -> bytes:
     """Return what a call and its retry have in common, as far as a node that relays it knows."""
-    request = client.request
-    digest = hashlib.sha256(body)
-    for part in (request.header(b"authorization"), request.header(b"x-api-key")):
-        digest.update(part + b"\0")
-    digest.update(f"{request.peer}\0{request.raw_path()}".encode(errors="replace"))
-    return digest.digest()
+    return _key_of(client.request, body) + client.request.peer.encode(errors="replace")
 
 
 def _is_of_task(request: Request) -> bool:

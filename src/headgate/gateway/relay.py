@@ -6,12 +6,15 @@ another node decides from then on, whoever decided before sends a call that wait
 place, and the node that has its client asks the next one.
 
 Rule: a request is passed on once. One that was passed on to the wrong node is sent back, so that
-two nodes that take each other for the dispatcher cannot keep a client waiting.
+two nodes that take each other for the dispatcher cannot keep a client waiting. Only a node can say
+that it has passed a request on, and only with that request is a place believed: both are signed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import closing
@@ -29,6 +32,9 @@ from headgate.gateway.connection_pool import (
 PLACE = b"x-headgate-place"
 """The header in which nodes tell each other the place of a call; clients never see it."""
 
+FORWARDED_SECONDS = 300.0
+"""For how long a node may say that it has passed a request on; the clocks of nodes differ."""
+
 MAX_NODES = 8
 """To how many nodes connections are kept: the one that dispatches changes now and then."""
 
@@ -42,7 +48,7 @@ _HOP_BY_HOP = frozenset(
 )
 
 
-_NOT_PASSED_ON = _HOP_BY_HOP | {b"host", PLACE}
+_NOT_PASSED_ON = _HOP_BY_HOP | {b"host", FORWARDED, PLACE}
 
 
 class NotRelayedError(Exception):
@@ -68,20 +74,48 @@ class Place(NamedTuple):
         """Whether the client has the head of a stream."""
         return self.events >= 0
 
-    def signed(self, secret: bytes) -> bytes:
-        """Return it as nodes send it; no client can make one up."""
+    def signed(self, secret: bytes, request_key: bytes) -> bytes:
+        """Return it as nodes send it, for one request; no client can make one up."""
         text = f"{self.call_id};{self.created_at!r};{self.events}".encode()
-        return text + b";" + hmac.digest(secret, text, "sha256").hex().encode()
+        return text + b";" + _signature(secret, b"place", request_key, text)
 
     @classmethod
-    def read(cls, value: bytes, secret: bytes) -> Place | None:
-        """Return what a node has sent; None of anything else."""
+    def read(cls, value: bytes, secret: bytes, request_key: bytes) -> Place | None:
+        """Return what a node has sent for a request; None of anything else."""
         text, _, signature = value.rpartition(b";")
-        expected = hmac.digest(secret, text, "sha256").hex().encode()
+        expected = _signature(secret, b"place", request_key, text)
         if not hmac.compare_digest(signature, expected):
             return None
         call_id, created_at, events = text.decode("ascii").split(";")
         return cls(call_id, float(created_at), int(events))
+
+
+def key_of_request(target: str, authorization: bytes, api_key: bytes, body: bytes) -> bytes:
+    """Return what a place is bound to: the method and path, who asks, and for what."""
+    digest = hashlib.sha256(body)
+    for part in (target.encode(errors="replace"), authorization, api_key):
+        digest.update(b"%d:%b" % (len(part), part))
+    return digest.digest()
+
+
+def forwarded_mark(target: str, now: float, secret: bytes) -> bytes:
+    """Return how a node says that it passes a request on, for a method and path."""
+    at = repr(now).encode()
+    return at + b";" + _signature(secret, b"forwarded", at, target.encode(errors="replace"))
+
+
+def is_forwarded_mark(value: bytes, target: str, now: float, secret: bytes) -> bool:
+    """Tell whether a node has passed a request on of late; what a client says does not count."""
+    at, _, signature = value.partition(b";")
+    expected = _signature(secret, b"forwarded", at, target.encode(errors="replace"))
+    if not hmac.compare_digest(signature, expected):
+        return False
+    return abs(now - float(at)) <= FORWARDED_SECONDS
+
+
+def _signature(secret: bytes, *parts: bytes) -> bytes:
+    text = b"".join(b"%d:%b" % (len(part), part) for part in parts)
+    return hmac.digest(secret, text, "sha256").hex().encode()
 
 
 class LostPlaces:
@@ -116,16 +150,40 @@ def as_comment(signed: bytes) -> bytes:
 
 
 _COMMENT_START = b": " + PLACE + b" " + CALL_PREFIX.encode()
+_COMMENT = re.compile(re.escape(_COMMENT_START) + rb"[^\n]{0,400}\n{0,2}")
 
 
-def split_comment(piece: bytes) -> tuple[bytes, bytes]:
-    """Return a piece of an event stream without the place that it ends with, and the place."""
-    if not piece.endswith(b"\n\n"):
-        return piece, b""
-    start = piece.rfind(_COMMENT_START)
-    if start < 0:
-        return piece, b""
-    return piece[:start], piece[start:].split(b" ", 2)[2].rstrip(b"\n")
+class HandoverReader:
+    """Takes the place off the end of an event stream, in whatever pieces the stream arrives."""
+
+    def __init__(self) -> None:
+        self.signed_place = b""
+        """The place that the stream has ended with."""
+
+        self._kept = b""
+        self._shown_last = b"\n\n"
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what the client gets now: all but the last comment while that may be a place."""
+        text = self._shown_last + self._kept + piece
+        end = len(text)
+        start = text.rfind(b"\n\n:") + 2
+        if start >= len(self._shown_last) and _may_be_comment(text[start:]):
+            end = start
+        shown, self._kept = text[len(self._shown_last) : end], text[end:]
+        self._shown_last = text[:end][-2:]
+        return shown
+
+    def finish(self) -> bytes:
+        """Return what was kept back and is no place, when the stream has ended."""
+        if self._kept.startswith(_COMMENT_START):
+            self.signed_place = self._kept.split(b" ", 2)[2].rstrip(b"\n")
+            return b""
+        return self._kept
+
+
+def _may_be_comment(tail: bytes) -> bool:
+    return _COMMENT_START.startswith(tail) or _COMMENT.fullmatch(tail) is not None
 
 
 class LeaderRelay:
@@ -142,13 +200,12 @@ class LeaderRelay:
         headers: Iterable[tuple[bytes, bytes]],
         body: bytes,
         *,
-        place: bytes = b"",
+        mark: bytes,
+        place: bytes,
     ) -> closing[UpstreamResponse]:
         """Send a request to the node at an address; the answer is to be closed."""
         kept = [one for one in headers if one[0] not in _NOT_PASSED_ON]
-        kept.append((FORWARDED, b"1"))
-        if place:
-            kept.append((PLACE, place))
+        kept += ((FORWARDED, mark), (PLACE, place))
         try:
             response = await self._pool(address).send(method, path, kept, body)
         except NotSentError as error:
@@ -174,6 +231,6 @@ class LeaderRelay:
 
 
 def relayed_headers(response: UpstreamResponse) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an answer that go to the client: all but those of the connection."""
-    own = (*_HOP_BY_HOP, b"x-request-id")
+    """Return the headers of an answer that go to the client: all but those between nodes."""
+    own = (*_HOP_BY_HOP, b"x-request-id", PLACE)
     return [one for one in response.headers if one[0] not in own]
