@@ -33,7 +33,7 @@ PLACE = b"x-headgate-place"
 """The header in which nodes tell each other the place of a call; clients never see it."""
 
 FORWARDED_SECONDS = 300.0
-"""For how long a node may say that it has passed a request on; the clocks of nodes differ."""
+"""For how long a node is believed that it passes a request on, by the clock of the store."""
 
 MAX_NODES = 8
 """To how many nodes connections are kept: the one that dispatches changes now and then."""
