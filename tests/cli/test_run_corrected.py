@@ -200,6 +200,23 @@ def test_what_a_run_cannot_take_over_is_refused_in_one_line(
     assert said in refused.stderr
 
 
+def test_a_file_that_names_a_model_without_a_price_is_never_taken(commands: Commands) -> None:
+    correct(commands, "chain.yaml", "steps:\n", "config: {budget_usd: 1}\nsteps:\n")
+    assert commands.run("chain.yaml").code == 1
+    record = (commands.data / "runs" / commands.ids()[0] / RECORD).read_bytes()
+    correct(commands, "chain.yaml", 'command: ["false"]', "model: nobody/knows-it\n    prompt: hi")
+    for _ in range(2):
+        refused = commands.run("chain.yaml", "--resume", "last")
+        assert (refused.code, refused.stderr.count("\n")) == (2, 1), refused.stderr
+        assert "steps[2].model" in refused.stderr
+    assert (commands.data / "runs" / commands.ids()[0] / RECORD).read_bytes() == record
+    assert not list((commands.data / "runs" / commands.ids()[0]).glob("revision-*"))
+    # Without the file the run goes on by the one before.
+    again = commands.run("--resume", "last")
+    assert (again.code, ran(commands)) == (1, ["1", "2"])
+    assert "knows-it" not in again.stdout
+
+
 def test_a_higher_budget_in_the_file_counts(commands: Commands) -> None:
     text = FILE.replace("expcted", "expected")
     (commands.folder / "eval.yaml").write_text(text.replace("concurrency: 2", "budget_usd: 0.15"))

@@ -79,6 +79,7 @@ from headgate.workflow.run_folder import JOURNAL, LAST, Run, create_run, damage,
 from headgate.workflow.run_record import RunOptions, resumed_options
 from headgate.workflow.run_tasks import recorded_tasks
 from headgate.workflow.step_requests import unfillable_steps
+from headgate.workflow.workflow import Workflow
 from headgate.workflow.yaml_document import MAX_FILE_BYTES
 
 if TYPE_CHECKING:
@@ -406,12 +407,15 @@ def _corrected(
     run: Run, file: Path | None, options: RunOptions, changed: OnChanged | None
 ) -> RunOptions:
     """Have a run go by a corrected file, if there is one; say which changes it does not use."""
+
+    def check(workflow: Workflow) -> None:
+        if options.server is None:
+            priced = with_settings_prices(workflow, settings_file(options.config))
+            check_prices(priced, run.record.scopes)
+
     limit = run.workflow.micro_usd
     if file is not None:
-        revise(run, file, read_source(file), changed=changed, now=time.time())
-        workflow = with_settings_prices(run.workflow, settings_file(options.config))
-        if options.server is None:
-            check_prices(workflow, run.record.scopes)
+        revise(run, file, read_source(file), check=check, changed=changed, now=time.time())
     if options.micro_usd is None and run.workflow.micro_usd != limit:
         options = msgspec.structs.replace(options, micro_usd=run.workflow.micro_usd)
     command = resume_command(run.id, options.data, file=run.record.file)

@@ -14,7 +14,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
@@ -53,14 +53,24 @@ MAX_REVISIONS = 1_000
 _NAMED = 5
 
 
-def revise(run: Run, source: Path, text: bytes, *, changed: OnChanged | None, now: float) -> None:
+def revise(
+    run: Run,
+    source: Path,
+    text: bytes,
+    *,
+    check: Callable[[Workflow], None],
+    changed: OnChanged | None,
+    now: float,
+) -> None:
     """Have a run go by a corrected file from now on, or raise `WorkflowError` and change nothing.
 
-    The run must be held by this process.
+    `check` raises for what the caller refuses. The run must be held by this process.
     """
     if str(source.absolute()) == run.record.file and text == _text_of(run):
+        check(run.workflow)
         return
     workflow = read_workflow(source, text, name=run.record.workflow)
+    check(workflow)
     _check_config(run, workflow)
     with _new_files(run, workflow, text) as (folder, items):
         done_work = _DoneWork(run)
