@@ -8,7 +8,8 @@ each other's balances, and no two wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from itertools import pairwise
 from math import inf
@@ -898,6 +899,24 @@ _CHECKPOINT = Insert(
     key=("scope", "bucket_start"),
     updated=AMOUNTS,
 )
+_CHARGE_RESERVATIONS = Lookup(
+    lambda dialect: (
+        "UPDATE ledger_reservations SET charges = given.charges FROM"  # noqa: S608
+        f" {dialect.given({'id': 'TEXT', 'charges': 'TEXT'})}"
+        " WHERE ledger_reservations.id = given.id"
+    )
+)
+
+_TRANSACTION_TIMEOUT = "transaction_timeout"
+_PATIENT = {_TRANSACTION_TIMEOUT: "30s", "idle_in_transaction_session_timeout": "30s"}
+# Not by key: such a plan may be kept with its connection, so only statements that nothing else uses
+# are run with it.
+_WHOLE_TABLES = {"enable_hashjoin": "on", "enable_mergejoin": "on", "enable_seqscan": "on"}
+_GIVEN_NAMES = Dialect.POSTGRES.given({"name": "TEXT"})
+_GIVEN_SETTINGS = Dialect.POSTGRES.given({"name": "TEXT", "value": "TEXT"})
+# An older server does not know every setting; it says NULL for those.
+_SETTINGS = f"SELECT given.name, current_setting(given.name, true) FROM {_GIVEN_NAMES}"  # noqa: S608
+_SET_LOCALLY = f"SELECT set_config(given.name, given.value, true) FROM {_GIVEN_SETTINGS}"  # noqa: S608
 
 
 def _change_window(transaction: Transaction, change: WindowChange, now: float) -> float | None:
@@ -906,19 +925,30 @@ def _change_window(transaction: Transaction, change: WindowChange, now: float) -
     has_amounts = bool(transaction.read(_HAS_AMOUNTS, (scope,)))
     if not has_amounts and not transaction.read(_live_sql(transaction.dialect), (mark,)):
         return None
+    with _set_locally(transaction, _PATIENT):
+        return _move_amounts(transaction, change, mark, now)
+
+
+def _move_amounts(
+    transaction: Transaction, change: WindowChange, mark: str, now: float
+) -> float | None:
+    scope, dialect = change.scope, transaction.dialect
     starts = [*change.starts, 2**60]
     buckets = json_rows(list(pairwise(starts)))
     asked = (buckets, change.earliest, mark, mark, scope)
-    moves = transaction.read(_moves_sql(transaction.dialect), asked)
-    transaction.write(_relabel_sql(transaction.dialect), (mark, mark, *asked))
+    with _set_locally(transaction, _WHOLE_TABLES):
+        moves = transaction.read(_moves_sql(dialect), asked)
+        transaction.write(_relabel_sql(dialect), (mark, mark, *asked))
+        corrections = transaction.read(_corrections_sql(dialect), (change.earliest, mark))
+        reservations = transaction.read(_open_sql(dialect), (mark,))
     state = LedgerState(zone)
     for start, *amounts in transaction.read(_BALANCES_OF, (scope,)):
         state.load_balance(scope, start, to_balance(tuple(amounts)))
     for start, to, *amounts in moves:
         state.move(scope, start, to, to_delta(tuple(amounts)))
-    _move_corrections(transaction, state, change, mark)
+    _move_corrections(transaction, state, change, corrections)
     folded = {row[0]: to_balance(row[1:]) for row in transaction.read(_CHECKPOINT_OF, (scope,))}
-    _move_reservations(transaction, state, change, mark, folded)
+    _move_reservations(transaction, state, change, reservations, folded)
     # The lock of the ledger is the row of the root's bucket 0, so it stays.
     drop_emptied(transaction, state)
     transaction.insert_all(changed_rows(state, now))
@@ -935,10 +965,30 @@ def _journal_from(transaction: Transaction, now: float) -> float:
     return min(kept_from, found[0][0]) if found else kept_from
 
 
+@contextmanager
+def _set_locally(transaction: Transaction, settings: Mapping[str, str]) -> Iterator[None]:
+    """Have other settings of PostgreSQL in the body; what ends it by an error undoes them too."""
+    if transaction.dialect is not Dialect.POSTGRES:
+        yield
+        return
+    rows = transaction.read(_SETTINGS, (json_rows([(name,) for name in settings]),))
+    before = {name: value for name, value in rows if value is not None}
+    _set_all(transaction, {name: settings[name] for name in before})
+    yield
+    _set_all(transaction, before)
+
+
+def _set_all(transaction: Transaction, settings: Mapping[str, str]) -> None:
+    if _TRANSACTION_TIMEOUT in settings:
+        # The server begins to count the time anew only after it has not counted it.
+        transaction.run(_SET_LOCALLY, (json_rows([(_TRANSACTION_TIMEOUT, "0")]),))
+    transaction.run(_SET_LOCALLY, (json_rows(list(settings.items())),))
+
+
 def _move_corrections(
-    transaction: Transaction, state: LedgerState, change: WindowChange, mark: str
+    transaction: Transaction, state: LedgerState, change: WindowChange, rows: Iterable[Row]
 ) -> None:
-    for row in transaction.read(_corrections_sql(transaction.dialect), (change.earliest, mark)):
+    for row in rows:
         charges, delta = _charges(row[2]), to_delta(row[3:])
         start, to = change.bucket_in(charges), change.bucket_at(row[1])
         if start is None or to is None or start == to:
@@ -953,13 +1003,14 @@ def _move_reservations(
     transaction: Transaction,
     state: LedgerState,
     change: WindowChange,
-    mark: str,
+    rows: Iterable[Row],
     folded: dict[int, Balance],
 ) -> None:
     """Move what may still be settled; of what is held, also what the journal has forgotten."""
     scope = change.scope
     is_folded = False
-    for *columns, reserved_at in transaction.read(_open_sql(transaction.dialect), (mark,)):
+    charged: list[Row] = []
+    for *columns, reserved_at in rows:
         reservation = to_reservation(tuple(columns))
         start = change.bucket_in(reservation.charges)
         is_forgotten = reserved_at is None and reservation.state in LIVE
@@ -974,9 +1025,9 @@ def _move_reservations(
             folded[start] = folded.get(start, EMPTY).add(held.negated)
             folded[to] = folded.get(to, EMPTY).add(held)
             is_folded = True
-        text = charges_text(change.charges(reservation.charges, to))
-        sql = "UPDATE ledger_reservations SET charges = ? WHERE id = ?"
-        transaction.write(sql, (text, reservation.id))
+        charged.append((reservation.id, charges_text(change.charges(reservation.charges, to))))
+    if charged:
+        transaction.run(_CHARGE_RESERVATIONS, charged)
     if is_folded:
         rows = [(scope, start, *amounts_of(balance)) for start, balance in folded.items()]
         transaction.insert(_CHECKPOINT, rows)
