@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import cast
 
 import pytest
@@ -15,6 +15,7 @@ from budgets.servers import ValkeyServer
 from budgets.support import A_DAY_SECONDS, assert_ledger_is_right, usd
 from headgate.budgets.redis import RedisBudgetTracker, RedisLedger
 from headgate.budgets.redis_script import Bounds
+from headgate.budgets.redis_server import RedisServer
 from headgate.budgets.tracker import LedgerTracker, ReservationToken
 from headgate.core.budgets.ledger import LedgerState, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import RULES, Call, Reservation, ReservationState
@@ -173,6 +174,57 @@ async def test_a_change_of_window_tells_what_the_journal_no_longer_dates(valkey_
         assert (await tracker.status(SESSION)).counted_since == since
         assert (await tracker.status("")).spent_micro_usd == 560_000
         await assert_ledger_is_right(tracker)
+
+
+@pytest.mark.parametrize("step", ["set_budget", "create_budget"])
+async def test_a_change_of_window_whose_reply_is_lost_tells_what_is_not_dated(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    clock = VirtualClock()
+    ledger = RedisLedger(valkey_url, clock=clock, bounds=Bounds(journal_entries=2))
+    run_alone = RedisServer._run_alone
+    lost = 0
+
+    async def run_and_lose_once(
+        server: RedisServer, arguments: Sequence[str | bytes | int]
+    ) -> bytes:
+        nonlocal lost
+        reply = await run_alone(server, arguments)
+        if not lost and {"set_limit", "create_limit"} & set(arguments):
+            lost += 1
+            raise ConnectionError("the reply is lost")
+        return reply
+
+    clock.advance(3_600)
+    async with LedgerTracker(ledger) as tracker:
+        for _ in range(50):
+            await tracker.commit(await tracker.reserve(FLOW, "0.01"), "0.01")
+        clock.advance(60)
+        await tracker.commit(await tracker.reserve(FLOW, "0.01"), "0.01")
+        monkeypatch.setattr(RedisServer, "_run_alone", run_and_lose_once)
+        await getattr(tracker, step)(SESSION, "1.00", window="day")
+        since = (await ledger.journal(ROOT, since=0, limit=1_000))[-1].at
+        assert ((await tracker.status(SESSION)).counted_since, lost) == (since, 1)
+        await tracker.set_budget(SESSION, "2.00", window="day")
+        assert (await tracker.status(SESSION)).counted_since == since
+
+
+async def test_a_change_of_window_tells_nothing_where_all_that_is_not_dated_is_older(
+    valkey_url: str,
+) -> None:
+    clock = VirtualClock()
+    ledger = RedisLedger(valkey_url, clock=clock, bounds=Bounds(journal_entries=2))
+    async with LedgerTracker(ledger) as tracker:
+        await tracker.set_budget(SESSION, "9.00", window="day")
+        for _ in range(50):
+            await tracker.commit(await tracker.reserve(FLOW, "0.01"), "0.01")
+        clock.advance(3 * A_DAY_SECONDS)
+        await tracker.set_budget("session:other", "1.00", window="day")
+        for _ in range(50):
+            await tracker.commit(await tracker.reserve("session:other", "0.01"), "0.01")
+        await tracker.set_budget(SESSION, "9.00", window="rolling:24h")
+        status = await tracker.status(SESSION)
+        assert (status.counted_since, status.spent_micro_usd) == (None, 0)
 
 
 async def test_limits_that_change_while_others_reserve_are_never_passed(valkey_url: str) -> None:

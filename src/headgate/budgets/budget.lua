@@ -906,8 +906,19 @@ local function change_window(scope, starts)
   return is_moved and journal or nil, kept, journal_from
 end
 
+-- Whether a bucket from before a time has amounts whose time the journal does not know.
+local function has_folded(scope, before)
+  for bucket, columns in pairs(checkpoint.rows[scope]) do
+    local usd, tokens = columns[1] + columns[2] + columns[3], columns[4] + columns[5] + columns[6]
+    if bucket < before and (usd ~= 0 or tokens ~= 0) then return true end
+  end
+  return false
+end
+
 -- The parameters after the scope: the limit, or nil for none; the time; the buckets that count now.
--- Replies with the window before, where the journal begins, and what was folded of the scope.
+-- Replies with the window before, from when on everything counts (0 for the whole window), and what
+-- was folded of the scope. The script cannot compute when a bucket ended, so it takes all that was
+-- folded for a part of the new window, and `count_whole_window` says if it was none.
 local function set_limit(parameters)
   local scope, limit, starts = parameters[2], parameters[3], parameters[5]
   now = parameters[4]
@@ -918,12 +929,14 @@ local function set_limit(parameters)
     if call('HEXISTS', BALANCES, scope) == 0 then call('ZREM', SCOPES, scope) end
     return answer('set', before, 0, {})
   end
-  local is_changed, journal, kept, journal_from = limit[1] ~= before, nil, {}, 0
-  if packed and not is_changed then
-    local since = unpack_one(packed)[LIMIT_COUNTED_SINCE] or 0
-    limit[LIMIT_COUNTED_SINCE] = max(limit[LIMIT_COUNTED_SINCE], since)
+  local is_changed, since, journal, kept, journal_from = limit[1] ~= before, 0, nil, {}, 0
+  if is_changed then
+    journal, kept, journal_from = change_window(scope, starts)
+    if journal_from > starts[1] and has_folded(scope, starts[1]) then since = journal_from end
+  elseif packed then
+    since = unpack_one(packed)[LIMIT_COUNTED_SINCE] or 0
   end
-  if is_changed then journal, kept, journal_from = change_window(scope, starts) end
+  limit[LIMIT_COUNTED_SINCE] = since
   call('HSET', LIMITS, scope, pack_one(limit))
   call('ZADD', SCOPES, '0', scope)
   local folded = {}
@@ -940,7 +953,20 @@ local function set_limit(parameters)
       for at = 1, CHANGED_AT do folded[#folded + 1] = columns[at] end
     end
   end
-  return answer('set', before, journal_from, folded)
+  return answer('set', before, since, folded)
+end
+
+-- The parameters after the scope: the limit as it was set, with the time since when it counts.
+-- It counts its whole window from now on, unless somebody has set another one meanwhile.
+local function count_whole_window(parameters)
+  local scope, limit = parameters[2], parameters[3]
+  local kept = call('HGET', LIMITS, scope)
+  if kept and kept == pack_one(limit) then
+    limit[LIMIT_COUNTED_SINCE] = 0
+    kept = pack_one(limit)
+    call('HSET', LIMITS, scope, kept)
+  end
+  return '\146' .. pack_one('limit') .. (kept or '\192')
 end
 
 -- Replies as `set_limit` if there was none, or else with the limit that is in force, or nil.
@@ -971,6 +997,7 @@ local STEPS = {
   apply = apply,
   set_limit = set_limit,
   create_limit = create_limit,
+  count_whole_window = count_whole_window,
   accounts = accounts,
 }
 local parameters = unpack_one(ARGV[2])

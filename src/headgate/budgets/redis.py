@@ -296,17 +296,17 @@ class RedisLedger:
             return limit if reply.limit is None else limit_from(reply.limit)
         was = cast("WasSet", reply)
         before = parse_window(was.window)
-        if not limit.has_amount or before == limit.window:
+        limit = replace(limit, counted_since=was.counted_since or None)
+        if limit.counted_since is None or before == limit.window:
             return limit
         change = WindowChange(scope, before, limit.window, now=now, zone=zone)
-        since = change.counted_since(buckets_from(was.folded), was.journal_from)
-        if since is None:
+        if change.counted_since(buckets_from(was.folded), limit.counted_since) is not None:
             return limit
-        # The script cannot compute windows, so it is told afterwards.
-        limit = replace(limit, counted_since=since)
-        asked = (self._opened(), scope, kept_limit(limit), now, starts)
-        await self._step("set_limit", encode(asked))
-        return limit
+        # The script cannot compute windows, so it says too much until it is told. If that is lost,
+        # nobody takes a budget for whole that is not.
+        asked_again = (self._opened(), scope, kept_limit(limit))
+        await self._step("count_whole_window", encode(asked_again))
+        return replace(limit, counted_since=None)
 
     async def reserve(self, request: ReserveRequest) -> Reservation | Refused:
         """Hold the money in all scopes or in none; a known id gets its answer again."""

@@ -174,13 +174,14 @@ class InForce(msgspec.Struct, frozen=True, array_like=True, tag="limit"):
 
 
 class WasSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """A limit was set: the window before, and where that changed the beginning of the journal.
+    """A limit was set: the window before, and from when on everything counts; 0 for all of it.
 
-    `folded` is the row of the scope as far as the journal does not know its entries.
+    `folded` is the row of the scope as far as the journal does not know its entries, if the window
+    changed.
     """
 
     window: str
-    journal_from: float
+    counted_since: float
     folded: list[int]
 
 
