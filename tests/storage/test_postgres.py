@@ -126,8 +126,9 @@ _THEIR_BALANCES = """
 """
 
 
+@pytest.mark.parametrize("has_statistics", [False, True])
 async def test_a_change_of_window_reads_a_long_journal_once(
-    request: pytest.FixtureRequest, postgres_url: str
+    request: pytest.FixtureRequest, postgres_url: str, has_statistics: bool
 ) -> None:
     place = fresh_place("postgres", request)
     scope = Scope("project:search")
@@ -137,6 +138,8 @@ async def test_a_change_of_window_reads_a_long_journal_once(
         transaction.run(_MANY_ENTRIES, (place.clock(),))
         transaction.run(_MANY_RESERVATIONS, (place.clock(),))
         transaction.run(_THEIR_BALANCES)
+        if has_statistics:
+            transaction.run("ANALYZE ledger_journal, ledger_reservations")
         database.commit()
         database.close()
         day = Limit(limit_micro_usd=MicroUsd(300_000), window=parse_window("day"))
@@ -154,7 +157,7 @@ def test_the_rest_of_a_batch_looks_rows_up_by_key_after_a_change_of_window(
     transaction = database.begin()
     migrate(transaction, ledger.PART, ledger.MIGRATIONS)
     names = (
-        *("enable_hashjoin", "enable_mergejoin", "enable_seqscan"),
+        *("enable_hashjoin", "enable_mergejoin", "enable_seqscan", "enable_nestloop"),
         # A server before 17 does not know the last one.
         *("idle_in_transaction_session_timeout", "transaction_timeout"),
     )

@@ -317,21 +317,22 @@ BALANCES = Insert(
     key=("scope", "bucket_start"),
     updated=AMOUNTS,
 )
+_RESERVATION_COLUMNS = (
+    ("id", "TEXT"),
+    ("state", "TEXT"),
+    ("lease_until", "DOUBLE PRECISION"),
+    ("charges", "TEXT"),
+    ("micro_usd", "BIGINT"),
+    ("tokens", "BIGINT"),
+    ("dispatched_at_once", "INTEGER"),
+    ("actual_micro_usd", "BIGINT"),
+    ("actual_tokens", "BIGINT"),
+    ("kind", "TEXT"),
+    ("finished_at", "DOUBLE PRECISION"),
+)
 RESERVATIONS = Insert(
     table="ledger_reservations",
-    columns=(
-        ("id", "TEXT"),
-        ("state", "TEXT"),
-        ("lease_until", "DOUBLE PRECISION"),
-        ("charges", "TEXT"),
-        ("micro_usd", "BIGINT"),
-        ("tokens", "BIGINT"),
-        ("dispatched_at_once", "INTEGER"),
-        ("actual_micro_usd", "BIGINT"),
-        ("actual_tokens", "BIGINT"),
-        ("kind", "TEXT"),
-        ("finished_at", "DOUBLE PRECISION"),
-    ),
+    columns=_RESERVATION_COLUMNS,
     key=("id",),
     updated=("state", "lease_until", "actual_micro_usd", "actual_tokens", "finished_at"),
 )
@@ -899,19 +900,23 @@ _CHECKPOINT = Insert(
     key=("scope", "bucket_start"),
     updated=AMOUNTS,
 )
-_CHARGE_RESERVATIONS = Lookup(
-    lambda dialect: (
-        "UPDATE ledger_reservations SET charges = given.charges FROM"  # noqa: S608
-        f" {dialect.given({'id': 'TEXT', 'charges': 'TEXT'})}"
-        " WHERE ledger_reservations.id = given.id"
-    )
+_CHARGED_AT_ONCE = 500
+# They all exist, so nothing is inserted: the key of each row leads to it whatever the plan.
+_CHARGED = Insert(
+    table="ledger_reservations", columns=_RESERVATION_COLUMNS, key=("id",), updated=("charges",)
 )
 
 _TRANSACTION_TIMEOUT = "transaction_timeout"
 _PATIENT = {_TRANSACTION_TIMEOUT: "30s", "idle_in_transaction_session_timeout": "30s"}
-# Not by key: such a plan may be kept with its connection, so only statements that nothing else uses
-# are run with it.
-_WHOLE_TABLES = {"enable_hashjoin": "on", "enable_mergejoin": "on", "enable_seqscan": "on"}
+# Not by key, and no table once for each row of another, which the server takes for cheap while it
+# has no statistics. Such a plan may be kept with its connection, so only statements that nothing
+# else uses are run with it.
+_WHOLE_TABLES = {
+    "enable_hashjoin": "on",
+    "enable_mergejoin": "on",
+    "enable_nestloop": "off",
+    "enable_seqscan": "on",
+}
 _GIVEN_NAMES = Dialect.POSTGRES.given({"name": "TEXT"})
 _GIVEN_SETTINGS = Dialect.POSTGRES.given({"name": "TEXT", "value": "TEXT"})
 # An older server does not know every setting; it says NULL for those.
@@ -948,7 +953,7 @@ def _move_amounts(
         state.move(scope, start, to, to_delta(tuple(amounts)))
     _move_corrections(transaction, state, change, corrections)
     folded = {row[0]: to_balance(row[1:]) for row in transaction.read(_CHECKPOINT_OF, (scope,))}
-    _move_reservations(transaction, state, change, reservations, folded)
+    _move_reservations(transaction, state, change, reservations, folded, now)
     # The lock of the ledger is the row of the root's bucket 0, so it stays.
     drop_emptied(transaction, state)
     transaction.insert_all(changed_rows(state, now))
@@ -1005,6 +1010,7 @@ def _move_reservations(
     change: WindowChange,
     rows: Iterable[Row],
     folded: dict[int, Balance],
+    now: float,
 ) -> None:
     """Move what may still be settled; of what is held, also what the journal has forgotten."""
     scope = change.scope
@@ -1025,9 +1031,12 @@ def _move_reservations(
             folded[start] = folded.get(start, EMPTY).add(held.negated)
             folded[to] = folded.get(to, EMPTY).add(held)
             is_folded = True
-        charged.append((reservation.id, charges_text(change.charges(reservation.charges, to))))
-    if charged:
-        transaction.run(_CHARGE_RESERVATIONS, charged)
+        charges = change.charges(reservation.charges, to)
+        charged.append(reservation_row(msgspec.structs.replace(reservation, charges=charges), now))
+    for first in range(0, len(charged), _CHARGED_AT_ONCE):
+        transaction.insert(_CHARGED, charged[first : first + _CHARGED_AT_ONCE])
+        # What is sent without waiting for it must fit into the buffers of the connection.
+        transaction.read(_HAS_AMOUNTS, (scope,))
     if is_folded:
         rows = [(scope, start, *amounts_of(balance)) for start, balance in folded.items()]
         transaction.insert(_CHECKPOINT, rows)
