@@ -22,7 +22,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "budgets/test_claims_stateful.py::test_tenants_on_the_redis_ledger",
         *HARMLESS,
     ),
-    "A claim of an unrestricted token never": (
+    "A tenant with an unrestricted token may claim more": (
         ("tenants/test_harms.py::test_a_token_that_is_bound_to_nothing_carries_no_budget_to_minus"),
     ),
     "Webhook receivers that hang delay no webhook": (
@@ -104,7 +104,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "api/test_closures.py::test_a_worker_that_says_a_day_pauses_its_own_agent_and_no_slot",
         "api/test_closures.py::test_a_target_closes_itself_whatever_slot_a_task_names",
     ),
-    "Other projects can neither see nor use": (
+    "Only the projects in the `projects` of a slot": (
         "api/test_closures.py::test_a_slot_of_other_projects_is_not_there",
     ),
     "No webhook reaches a cloud's metadata address": (
