@@ -13,7 +13,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import msgspec
 import structlog
@@ -113,6 +113,13 @@ MAX_LOOKED_AT = 20_000
 Filter = TypeVar("Filter", bound=TaskFilter)
 
 Submitted = Queued | TurnedAway | UnknownParent
+
+
+def _is_remote(executor: Executor) -> TypeGuard[RemoteExecutor]:
+    # To ask whether it is an instance of a protocol takes dozens of calls for each of many targets.
+    return hasattr(type(executor), "room")
+
+
 Drain = Callable[[float], Awaitable[None]]
 Preparation = Callable[[], Awaitable[None]]
 
@@ -608,7 +615,7 @@ class Engine:
             remote = [
                 (name, executor)
                 for name, executor in self.executors.items()
-                if isinstance(executor, RemoteExecutor)
+                if _is_remote(executor)
             ]
             if remote and self.dispatcher.is_leading:
                 await asyncio.gather(*(self._ask_room(name, one) for name, one in remote))
