@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.answer_shapes import Answer, Tokens, ToolCall, stream
-from headgate.gateway import protocols
 from headgate.gateway.protocols import (
     ErrorAnswer,
     Failure,
@@ -31,6 +30,7 @@ from headgate.gateway.protocols import (
     upstream_headers,
     upstream_query,
 )
+from headgate.providers import usage as usages
 from headgate.providers.usage import EventStreamReader, ReportedUsage
 
 CANARY = "sk-canary-0123456789"
@@ -303,7 +303,7 @@ def test_no_bytes_raise_and_cutting_them_changes_nothing(
 
 
 def test_a_long_event_passes_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocols, "MAX_EVENT_BYTES", 1_000)
+    monkeypatch.setattr(usages, "MAX_LINE_BYTES", 1_000)
     long = b'data: {"choices":[],"usage":{"x":"%b"}}\r\n\r\n' % (b"y" * 2_000)
     short = b'data: {"choices":[],"usage":{"x":1}}\r\n\r\n'
     for pieces in ([long + short], [long, short], [bytes([one]) for one in long + short]):
@@ -315,7 +315,7 @@ def test_an_endless_event_is_not_kept() -> None:
     through = relay(Protocol.CHAT, hides_usage=True)
     piece = b"x" * 1_000_000
     out = sum(len(through.feed(piece)) for _ in range(20))
-    assert out >= 20_000_000 - protocols.MAX_EVENT_BYTES
+    assert out >= 20_000_000 - usages.MAX_LINE_BYTES
 
 
 # Streams that were opened here.

@@ -22,8 +22,7 @@ import msgspec
 from headgate.core.enums import FastEnum
 from headgate.providers.http_headers import SECRET_NAME
 from headgate.providers.usage import (
-    EVENT_END,
-    MOST_END_BYTES,
+    EventRewriter,
     EventStreamReader,
     ReportedUsage,
     event_data,
@@ -34,7 +33,6 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 CODEX = "codex"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-MAX_EVENT_BYTES = 8 * 1024 * 1024
 MAX_RETRY_AFTER_SECONDS = 55
 """Claude Code waits for up to 59 seconds and fails at once where it is told to wait longer."""
 
@@ -364,8 +362,7 @@ class StreamRelay:
         self._is_stored = is_stored and protocol is Protocol.RESPONSES
         self._provider_id = b""
         self._reader = EventStreamReader()
-        self._held = bytearray()
-        self._is_passing = False
+        self._events = EventRewriter(self._event)
         self._sequence = 0
         self._shift: int | None = None
         self._start_usage: dict[str, Any] | None = None
@@ -440,21 +437,18 @@ class StreamRelay:
         self._reader.feed(piece)
         if self._is_stored or not (self.is_open or self._hides_usage):
             return piece
-        if not self._held and not self._is_passing:
+        if self._events.is_between:
             if self._passes(piece):
                 return piece
             if b"\r" not in piece and piece.find(b"\n\n") == len(piece) - 2 >= 0:
                 # It is one whole event, as most pieces are.
                 return self._event(piece)
-        return self._rewritten(piece)
+        return self._events.feed(piece)
 
     def finish(self) -> bytes:
         """Return what is left for the client when the provider has sent everything."""
         self._reader.reported()
-        rest, self._held = bytes(self._held), bytearray()
-        if not rest or self._is_passing:
-            return rest
-        return self._event(rest)
+        return self._events.finish()
 
     def _passes(self, piece: bytes) -> bool:
         """Whether whole events can be seen to stay as they are, at a glance."""
@@ -466,35 +460,8 @@ class StreamRelay:
             return False
         return not self._hides_usage or piece.count(b'"usage"') == piece.count(b'"usage":null')
 
-    def _rewritten(self, piece: bytes) -> bytes:
-        held = self._held
-        # An end may have begun in what was looked through before.
-        scan = max(len(held) - MOST_END_BYTES, 0)
-        held += piece
-        out: list[bytes] = []
-        start = 0
-        while True:
-            end = EVENT_END.search(held, max(scan, start))
-            # The end of a line may be cut in two.
-            if end is None or (end.end() == len(held) and held.endswith(b"\r")):
-                break
-            event = bytes(held[start : end.end()])
-            start = end.end()
-            out.append(event if self._is_passing else self._event(event))
-            self._is_passing = False
-        del held[:start]
-        if self._is_passing or len(held) > MAX_EVENT_BYTES:
-            self._is_passing = True
-            # What might be the half of an end stays until the other half is there.
-            cut = len(held.rstrip(b"\r\n"))
-            out.append(bytes(held[:cut]))
-            del held[:cut]
-        return b"".join(out)
-
     def _event(self, event: bytes) -> bytes:
         """Return one whole event as the client is to see it; empty if it is not."""
-        if len(event) > MAX_EVENT_BYTES:
-            return event
         if self.protocol is Protocol.MESSAGES:
             return self._message_event(event)
         if self.protocol is Protocol.RESPONSES:

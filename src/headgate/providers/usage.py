@@ -9,7 +9,7 @@ known tokens and an unknown cost.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -677,15 +677,21 @@ def is_usage_chunk(event: bytes) -> bool:
     return is_empty and bytes(chunk.usage).startswith(b"{")
 
 
-class UsageHider:
-    """Takes the chunk of the usage out of a stream of chat completions; all else stays as it is.
+class EventRewriter:
+    """Cuts a stream that comes in any pieces into events, and has each rewritten when it is whole.
 
-    An event goes on when it is whole. One that is longer than a line may be goes on unread.
+    One that is longer than a line may be goes on unread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rewrite: Callable[[bytes], bytes]) -> None:
+        self._rewrite = rewrite
         self._held = bytearray()
         self._is_passing = False
+
+    @property
+    def is_between(self) -> bool:
+        """Whether the next byte begins an event."""
+        return not self._held and not self._is_passing
 
     def feed(self, piece: bytes) -> bytes:
         """Return what is to be seen of the stream so far, and was not returned before."""
@@ -702,12 +708,13 @@ class UsageHider:
                 break
             event = bytes(held[start : end.end()])
             start = end.end()
-            if self._is_passing or not is_usage_chunk(event):
-                shown.append(event)
+            is_unread = self._is_passing or len(event) > MAX_LINE_BYTES
+            shown.append(event if is_unread else self._rewrite(event))
             self._is_passing = False
         del held[:start]
         if self._is_passing or len(held) > MAX_LINE_BYTES:
             self._is_passing = True
+            # What might be the half of an end stays until the other half is there.
             cut = len(held.rstrip(b"\r\n"))
             shown.append(bytes(held[:cut]))
             del held[:cut]
@@ -716,4 +723,11 @@ class UsageHider:
     def finish(self) -> bytes:
         """Return the rest of a stream that ends without an empty line."""
         rest, self._held = bytes(self._held), bytearray()
-        return b"" if is_usage_chunk(rest) and not self._is_passing else rest
+        return rest if self._is_passing or not rest else self._rewrite(rest)
+
+
+class UsageHider(EventRewriter):
+    """Takes the chunk of the usage out of a stream of chat completions; all else stays as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda event: b"" if is_usage_chunk(event) else event)
