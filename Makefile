@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make run      install into $(VENV) and run an example workflow, inside a budget"
-	@echo "make up       install into $(VENV) and start the service on 127.0.0.1:7420"
+	@echo "make up       install into $(VENV) and start the service on 127.0.0.1:7420, or PORT=8080"
 	@echo "make demo     the same with simulated agents and a fake provider; nothing is kept"
 	@echo "make test     install, then format check, lint, types, layers and tests"
 	@echo "make test-walk     install the wheel as a user does, and follow the README and the pages"
@@ -61,10 +61,10 @@ run: $(INSTALLED)
 	@$(BIN)/headgate runs output last report
 
 up: $(INSTALLED)
-	@$(BIN)/headgate up
+	@$(BIN)/headgate up $(if $(PORT),--port $(PORT))
 
 demo: $(INSTALLED)
-	@$(BIN)/headgate up --demo
+	@$(BIN)/headgate up --demo $(if $(PORT),--port $(PORT))
 
 check: $(TOOLS)
 	@echo "==> format"

@@ -11,7 +11,7 @@ from benchmarks.options import GATEWAYS, PEERS_PYTHON, QUEUED, Options
 
 ALL = (
     *("decide", "scale", "load_ranking", "estimates", "inprocess", "ledger", "ledger_memory"),
-    *("engine", "nodes", "gateway", "kept", "slots", "runs", "dashboard"),
+    *("engine", "nodes", "workers", "gateway", "kept", "slots", "runs", "dashboard"),
 )
 
 

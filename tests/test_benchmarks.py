@@ -68,6 +68,20 @@ def test_a_quick_benchmark_of_nodes_prints_every_figure() -> None:
         assert re.search(rf"^  {re.escape(name)} +[\d,.]+", done.stdout, re.MULTILINE), name
 
 
+WORKER_FIGURES = (
+    *("10", "40", "p99 of a claim, ms", "claims a second", "memory of a worker, 40 to 10"),
+    *("processors of a worker that waits, 40 to 10", "processors of a busy worker, 40 to 10"),
+)
+
+
+def test_a_quick_benchmark_of_workers_prints_every_figure() -> None:
+    command = [sys.executable, "-m", "benchmarks", "workers", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in WORKER_FIGURES:
+        assert re.search(rf"^  {re.escape(name)} +[\d,.]+", done.stdout, re.MULTILINE), name
+
+
 KEPT_FIGURES = (
     *("100", "2,000", "2,000, at the cap", "list of failures", "page of tasks"),
     *("tasks deleted a second", "longest submit, ms"),
@@ -150,7 +164,7 @@ def test_a_quick_run_of_the_gateway_prints_every_figure_and_goes_without_peers(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     for name in GATEWAY_FIGURES:
-        found = re.findall(rf"^  {re.escape(name)}( +[\d,.]+){{7}}", done.stdout, re.MULTILINE)
+        found = re.findall(rf"^  {re.escape(name)}( +-?[\d,.]+){{7}}", done.stdout, re.MULTILINE)
         assert len(found) == 2, done.stdout
     for name in GATEWAY_PEERS:
         found = re.findall(rf"^  {re.escape(name)} +not installed", done.stdout, re.MULTILINE)

@@ -43,6 +43,7 @@ CACHES = {
     "providers.prices._nearest": "200 characters",
     "providers.requests._endpoint_of": "the last 100 characters of a path",
     "redaction.written_forms": "keys of slots, secrets of settings",
+    "storage.ledger._placed_sql": "dialects and statements",
     "storage.ledger._purge_sql": "dialects and tables",
     "storage.ledger._remembered": "1,024 characters",
     "storage.ledger.to_limit": "numbers, and a window that was read: some 60 characters",

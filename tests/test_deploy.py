@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import urlopen
 
+import click
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml
@@ -29,7 +30,9 @@ import yaml
 from doc_pages import ROOT, blocks_of
 from executors.endpoint import free_port
 from headgate.api.status import ROUTES
+from headgate.cli.main import cli
 from headgate.cli.metrics import alerts
+from headgate.client.worker import LEAVE_SECONDS
 from headgate.config import load_settings
 from headgate.config.settings import DEFAULT_PORT, SchedulerSettings
 from service.fake_providers import fake_provider
@@ -41,7 +44,11 @@ COMPOSE = (DEPLOY / "compose.yaml", DEPLOY / "compose.stack.yaml")
 KUBERNETES = DEPLOY / "kubernetes"
 MANIFESTS = [
     path
-    for path in [*sorted(KUBERNETES.glob("base/*.yaml")), KUBERNETES / "postgres/disruption.yaml"]
+    for path in [
+        *sorted(KUBERNETES.glob("base/*.yaml")),
+        KUBERNETES / "postgres/disruption.yaml",
+        KUBERNETES / "workers/deployment.yaml",
+    ]
     if path.name != "kustomization.yaml"
 ]
 KUBERNETES_VERSION = "1.34"
@@ -202,7 +209,7 @@ def test_compose_writes_the_files_that_prometheus_and_grafana_read(stack: Stack)
     assert names == {"rules.yml", "headgate.json", "token"}
     stack.service.token = (stack.data / "token").read_text().strip()
     tokens = stack.service.ask("GET", "/tokens").body["tokens"]
-    permissions = [one["permissions"] for one in tokens if one["name"] == "prometheus"]
+    permissions = [one["permissions"] for one in tokens if one["name"].startswith("prometheus-")]
     assert permissions == [["read"]]
     (provider,) = loaded(DEPLOY / "monitoring/grafana-dashboards.yml")["providers"]
     assert provider["options"]["path"] == "/monitoring"
@@ -251,7 +258,7 @@ def test_prometheus_scrapes_the_stack_and_loads_the_alerts(stack: Stack, tmp_pat
             process.terminate()
 
 
-@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_manifests_follow_the_schema_of_kubernetes(path: Path) -> None:
     kubernetes_validate.validate(loaded(path), KUBERNETES_VERSION, strict=True)
 
@@ -295,8 +302,72 @@ def test_what_kustomizations_name_is_there() -> None:
             assert (path.parent / name).exists(), name
 
 
+def worker_arguments() -> list[str]:
+    """Return the arguments of the worker that is deployed."""
+    template = loaded(KUBERNETES / "workers/deployment.yaml")["spec"]["template"]["spec"]
+    arguments: list[str] = template["containers"][0]["args"]
+    return arguments
+
+
+def scaling_queries() -> list[str]:
+    """Return what the number of workers goes by."""
+    triggers = loaded(KUBERNETES / "workers/scaledobject.yaml")["spec"]["triggers"]
+    return [trigger["metadata"]["query"] for trigger in triggers]
+
+
+def test_the_worker_is_called_as_it_takes_it_and_is_stopped_after_it_has_drained() -> None:
+    name, *options = worker_arguments()
+    parsed = cli.get_command(click.Context(cli), name)
+    assert parsed is not None
+    given = parsed.make_context(name, list(options)).params
+    template = loaded(KUBERNETES / "workers/deployment.yaml")["spec"]["template"]["spec"]
+    assert template["terminationGracePeriodSeconds"] > given["drain_seconds"] + LEAVE_SECONDS
+    (first, _) = loaded(KUBERNETES / "workers/scaledobject.yaml")["spec"]["triggers"]
+    assert int(first["metadata"]["threshold"]) == given["capacity"]
+    assert all(f'{{agent="{given["agent_id"]}"}}' in query for query in scaling_queries())
+
+
+def test_the_scaled_object_has_what_keda_asks_for() -> None:
+    scaled = loaded(KUBERNETES / "workers/scaledobject.yaml")
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    workers = loaded(KUBERNETES / "workers/deployment.yaml")
+    assert scaled["spec"]["scaleTargetRef"]["name"] == workers["metadata"]["name"]
+    assert "replicas" not in workers["spec"]
+    for trigger in scaled["spec"]["triggers"]:
+        assert trigger["type"] == "prometheus"
+        assert trigger["metricType"] in ("AverageValue", "Value")
+        assert {"serverAddress", "query", "threshold"} <= set(trigger["metadata"])
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+
+
+def test_workers_are_scaled_by_metrics_that_a_service_shows_of_an_agent(tmp_path: Path) -> None:
+    settings = tmp_path / "headgate.toml"
+    settings.write_text('[agents.coder-1]\ntarget = "pull"\n')
+    with running_service(tmp_path, "--config", str(settings)) as service:
+        service.submit(agentId="coder-1")
+        shown = service.text("/metrics")
+    named = {name for query in scaling_queries() for name in re.findall(r"headgate_\w+", query)}
+    assert len(named) == 3
+    for name in named:
+        assert f'{name}{{agent="coder-1"}} ' in shown
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not here")
+def test_prometheus_understands_what_workers_are_scaled_by(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"workers:{number}", "expr": query}
+        for number, query in enumerate(scaling_queries())
+    ]
+    path = tmp_path / "rules.yml"
+    path.write_text(yaml.safe_dump({"groups": [{"name": "workers", "rules": rules}]}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not here")
-@pytest.mark.parametrize("variant", ["base", "postgres", "monitoring"])
+@pytest.mark.parametrize("variant", ["base", "postgres", "monitoring", "workers"])
 def test_kubectl_builds_what_the_schema_of_kubernetes_allows(variant: str, tmp_path: Path) -> None:
     # It reads files and nothing else: no cluster is asked.
     done = subprocess.run(
@@ -309,12 +380,13 @@ def test_kubectl_builds_what_the_schema_of_kubernetes_allows(variant: str, tmp_p
     assert done.returncode == 0, done.stderr
     built = {one["kind"]: one for one in yaml.safe_load_all(done.stdout)}
     for kind, one in built.items():
-        if kind != "ServiceMonitor":
+        if kind not in ("ServiceMonitor", "ScaledObject"):
             kubernetes_validate.validate(one, KUBERNETES_VERSION, strict=True)
     expected = {
         "base": {"ConfigMap", "PersistentVolumeClaim", "Service", "Deployment"},
         "postgres": {"ConfigMap", "Service", "Deployment", "PodDisruptionBudget"},
         "monitoring": {"ServiceMonitor"},
+        "workers": {"Deployment", "ScaledObject"},
     }
     assert set(built) == expected[variant]
     if variant == "postgres":

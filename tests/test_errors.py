@@ -89,7 +89,7 @@ def test_a_worker_of_a_pool_may_raise_an_error_with_fields() -> None:
 
 
 ADVICE = [
-    (None, False, "waiting does not help, raise the limit or ask for less"),
+    (None, False, "waiting does not help, raise the limit or lower max_tokens or the estimate"),
     (None, True, "reservations in flight may free room, try again later or raise the limit"),
     (1_775_995_200.0, True, "room is freed at 2026-04-12 12:00:00 UTC, wait for it or raise the"),
     (1e18, True, "room is freed at some far day"),

@@ -104,8 +104,9 @@ def where(paths: list[Path], find: Callable[[Path], object]) -> dict[str, object
 
 
 CORE_MAY_IMPORT = {
-    "__future__", "bisect", "collections", "dataclasses", "datetime", "decimal", "enum",
-    "functools", "headgate", "heapq", "itertools", "math", "msgspec", "operator", "re", "typing",
+    "__future__", "bisect", "collections", "dataclasses", "datetime", "decimal", "difflib",
+    "enum", "functools", "headgate", "heapq", "itertools", "math", "msgspec", "operator", "re",
+    "typing",
 }  # fmt: skip
 IMPURE_CALLS = {"now", "today", "utcnow", "open", "input", "print", "exec", "eval", "__import__"}
 CORE = [path for path in MODULES if path.is_relative_to(PACKAGE / "core")]

@@ -15,13 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from budgets.servers import PostgresPair, running_pair
-from executors.endpoint import running_endpoint
-from torture.nodes import Fleet
-from torture.service import Findings, Sandbox, come_to_rest, is_ready, limit_of, report
-from torture.service_audit import look
-from torture.service_load import TaskServer, callers, dismiss
+from torture.nodes import Fleet, torture_fleet
+from torture.service import Findings, Sandbox, is_ready, report
 
-BETWEEN_SECONDS = 1.0
 SPLIT_SECONDS = 1.0
 MOST_SECONDS = 30.0
 """How long nothing may be dispatched: to copy the database, and to notice what has changed."""
@@ -43,27 +39,12 @@ async def torture(
     sandbox: Sandbox, pair: PostgresPair, *, failovers: int, seed: int
 ) -> FailoverFindings:
     """Let the servers change places under load, and look at what is left."""
-    findings, task_server = FailoverFindings(), TaskServer()
-    started = time.monotonic()
-    async with running_endpoint(task_server.answer) as endpoint:
-        sandbox.write_settings(endpoint.url, rounds=failovers + 1)
-        fleet = Fleet(sandbox)
-        try:
-            await fleet.start()
-            clients = callers(fleet.ports, findings.memory, seed)
-            await asyncio.sleep(BETWEEN_SECONDS)
-            for number in range(failovers):
-                findings.memory.round = number
-                await _fail_over(fleet, pair, findings, "cut off" if number % 2 else "killed")
-            await dismiss(clients)
-            await come_to_rest(fleet.ports)
-            findings.exit_code = await fleet.drain()
-        finally:
-            fleet.kill()
-    executions = [*task_server.executions, *sandbox.traced()]
-    findings.executions = len(executions)
-    findings.remains = await look(sandbox.store(), findings.memory, executions, limit_of)
-    findings.seconds = time.monotonic() - started
+    findings = FailoverFindings()
+
+    async def fail_over(fleet: Fleet, is_odd: bool) -> None:  # noqa: FBT001
+        await _fail_over(fleet, pair, findings, "cut off" if is_odd else "killed")
+
+    await torture_fleet(sandbox, findings, fail_over, rounds=failovers, seed=seed)
     return findings
 
 
@@ -85,7 +66,6 @@ async def _fail_over(
     count = sum(findings.kills.values())
     tasks = len(findings.memory.acknowledged)
     print(f"  {count}: the primary was {kind}; {seconds:.1f} s, {tasks:,} tasks taken", flush=True)
-    await asyncio.sleep(BETWEEN_SECONDS)
 
 
 def run(options: argparse.Namespace) -> bool:

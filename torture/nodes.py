@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,22 +137,31 @@ class Fleet:
         return time.monotonic() - started
 
 
-async def torture(sandbox: Sandbox, *, falls: int, seed: int) -> NodeFindings:
-    """Let dispatchers fall under load, let the system come to rest, and look at what it left."""
-    findings, task_server = NodeFindings(), TaskServer()
-    findings.memory.longest_seconds = LONGEST_TASK_SECONDS
-    findings.memory.long_ratio = LONG_RATIO
+async def torture_fleet(
+    sandbox: Sandbox,
+    findings: Findings,
+    trouble: Callable[[Fleet, bool], Awaitable[None]],
+    *,
+    rounds: int,
+    seed: int,
+) -> None:
+    """Make trouble for nodes under load, let them come to rest, and look at what they left.
+
+    The trouble is told whether its number is odd.
+    """
+    task_server = TaskServer()
     started = time.monotonic()
     async with running_endpoint(task_server.answer) as endpoint:
-        sandbox.write_settings(endpoint.url, rounds=falls + 1)
+        sandbox.write_settings(endpoint.url, rounds=rounds + 1)
         fleet = Fleet(sandbox)
         try:
             await fleet.start()
             clients = callers(fleet.ports, findings.memory, seed)
             await asyncio.sleep(BETWEEN_SECONDS)
-            for number in range(falls):
+            for number in range(rounds):
                 findings.memory.round = number
-                await _fall(fleet, findings, "stopped" if number % 2 else "killed")
+                await trouble(fleet, number % 2 == 1)
+                await asyncio.sleep(BETWEEN_SECONDS)
             await dismiss(clients)
             await come_to_rest(fleet.ports)
             findings.exit_code = await fleet.drain()
@@ -161,16 +171,23 @@ async def torture(sandbox: Sandbox, *, falls: int, seed: int) -> NodeFindings:
     findings.executions = len(executions)
     findings.remains = await look(sandbox.store(), findings.memory, executions, limit_of)
     findings.seconds = time.monotonic() - started
+
+
+async def torture(sandbox: Sandbox, *, falls: int, seed: int) -> NodeFindings:
+    """Let dispatchers fall, and look at what is left."""
+    findings = NodeFindings()
+    findings.memory.longest_seconds = LONGEST_TASK_SECONDS
+    findings.memory.long_ratio = LONG_RATIO
+
+    async def fall(fleet: Fleet, is_odd: bool) -> None:  # noqa: FBT001
+        kind = "stopped" if is_odd else "killed"
+        seconds = await (fleet.stop_dispatcher() if is_odd else fleet.kill_dispatcher())
+        findings.takeovers.setdefault(kind, []).append(seconds)
+        findings.kills[kind] = findings.kills.get(kind, 0) + 1
+        print(f"  the dispatcher was {kind}; another took over after {seconds:.2f} s", flush=True)
+
+    await torture_fleet(sandbox, findings, fall, rounds=falls, seed=seed)
     return findings
-
-
-async def _fall(fleet: Fleet, findings: NodeFindings, kind: str) -> None:
-    fall = fleet.kill_dispatcher if kind == "killed" else fleet.stop_dispatcher
-    seconds = await fall()
-    findings.takeovers.setdefault(kind, []).append(seconds)
-    findings.kills[kind] = findings.kills.get(kind, 0) + 1
-    print(f"  the dispatcher was {kind}; another took over after {seconds:.2f} s", flush=True)
-    await asyncio.sleep(BETWEEN_SECONDS)
 
 
 def run(options: argparse.Namespace) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from headgate.core.task import Task, TaskStatus
     from headgate.errors import BudgetExceededError, LimitReachedError
+    from headgate.executors.executor import report_progress
     from headgate.inprocess import ray as ray
     from headgate.inprocess import sdk as sdk
     from headgate.inprocess.budget import Budget, Estimate
@@ -77,6 +78,7 @@ __all__ = [
     "current_grant",
     "current_scheduler",
     "governed",
+    "report_progress",
     "wrap",
 ]
 
@@ -126,6 +128,7 @@ _MODULES = {
     "current_scheduler": "headgate.inprocess.calls",
     "governed": "headgate.inprocess.calls",
     "openai": "headgate.client.sdk_clients",
+    "report_progress": "headgate.executors.executor",
     "spent": "headgate.client.sdk_clients",
     "wrap": "headgate.inprocess.calls",
 }

@@ -417,6 +417,7 @@ class SlotParts:
             provider=self._provider(slot, endpoint),
             read_key=reader,
             is_logging=slot.logging,
+            key_place=slot.key_env or slot.key_file or "",
             key_mark=partial(file_mark, slot.key_file),
             config_for=config_for,
         )

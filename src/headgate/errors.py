@@ -10,6 +10,7 @@
     │   │   └── InvalidTaskError         a submitted task that cannot be taken as it is
     │   ├── StaleWorkerError             a worker has lost its lease, or was never known
     │   ├── BudgetMismatchError          a budget exists already, with another limit
+    │   ├── NameTakenError               a token has this name already
     │   ├── SlotNotFoundError            no slot of this name is configured
     │   ├── WorkflowError                a workflow file, or items of it, that cannot be run
     │   └── IllegalMoveError             a state machine was asked for a move that it does not have
@@ -45,9 +46,10 @@ from process to process with their fields, so a worker of a pool may raise them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 # A moment as people read it: Unix seconds by the calendar of UTC.
 #
@@ -87,7 +89,12 @@ def _restored(
 
 
 class CallerError(HeadgateError, ValueError):
-    """The caller's input is wrong; trying again unchanged cannot help."""
+    """The caller's input is wrong; trying again unchanged cannot help.
+
+    `others` are further errors of the same file.
+    """
+
+    others: tuple[CallerError, ...] = ()
 
 
 class InvalidFieldError(CallerError):
@@ -109,11 +116,52 @@ class InvalidSettingError(InvalidFieldError):
     `source` is where its value was given, where that is known: a file and a line, or an option.
     """
 
-    def __init__(self, field: str, problem: str, *, source: str = "") -> None:
+    def __init__(
+        self, field: str, problem: str, *, source: str = "", line: int | None = None
+    ) -> None:
         super().__init__(field, problem)
-        self.source = source
+        self.source, self.line = source, line
         if source:
             self.args = (f"{field}: {problem} ({source})",)
+
+
+MAX_PROBLEMS = 20
+
+Wrong = TypeVar("Wrong", bound=CallerError)
+
+
+class Problems(Generic[Wrong]):
+    """Collects what is wrong with parts of a file that can be read one without the other."""
+
+    def __init__(self, kind: type[Wrong]) -> None:
+        self._kind = kind
+        self._found: list[Wrong] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Collect the error of the body, with others that came with it."""
+        try:
+            yield
+        except self._kind as error:
+            self.add(error)
+
+    def add(self, error: Wrong) -> None:
+        """Collect an error, with others that came with it."""
+        self._found += [error, *(one for one in error.others if isinstance(one, self._kind))]
+        error.others = ()
+
+    @property
+    def found(self) -> tuple[Wrong, ...]:
+        """What was found, in the order of the file where lines are known."""
+        return tuple(sorted(self._found, key=lambda error: getattr(error, "line", None) or 0))
+
+    def check(self) -> None:
+        """Raise what was collected: one error with all the others."""
+        if not self._found:
+            return
+        first, *others = self.found[:MAX_PROBLEMS]
+        first.others = tuple(others)
+        raise first from None
 
 
 class MissingPackageError(InvalidSettingError):
@@ -153,25 +201,16 @@ class WorkflowError(CallerError):
     """A workflow file cannot be run as it is written, or a file of items that it names.
 
     `line` counts from 1, and `key` is the path of the value, as `steps[3].when`; either may be
-    missing. `others` are further errors of the same file.
+    missing.
     """
 
-    def __init__(
-        self,
-        file: str,
-        problem: str,
-        *,
-        line: int | None = None,
-        key: str = "",
-        others: tuple[WorkflowError, ...] = (),
-    ) -> None:
+    def __init__(self, file: str, problem: str, *, line: int | None = None, key: str = "") -> None:
         place = file if line is None else f"{file}:{line}"
         super().__init__(f"{place}: {key}: {problem}" if key else f"{place}: {problem}")
         self.file = file
         self.line = line
         self.key = key
         self.problem = problem
-        self.others = others
 
 
 class BudgetMismatchError(CallerError):
@@ -181,6 +220,15 @@ class BudgetMismatchError(CallerError):
         line = f"{scope or '(root)'}: the limit is {existing}, and {source} says {wanted}"
         super().__init__(f"{line}; say the same, or change it with `{change}`")
         self.scope, self.existing, self.wanted = scope, existing, wanted
+
+
+class NameTakenError(CallerError):
+    """A token of this name is good already."""
+
+    def __init__(self, *, name: str, token_id: str) -> None:
+        line = f"the token {token_id} has the name {name!r} already; choose another name"
+        super().__init__(f"{line}, or end it with headgate token revoke {token_id}")
+        self.name, self.token_id = name, token_id
 
 
 class AdjustmentError(InvalidFieldError):
@@ -349,7 +397,7 @@ def _in_full(amount: int, unit: str) -> str:
 
 def _advice(resets_at: float | None, *, may_clear: bool) -> str:
     if not may_clear:
-        return f"waiting does not help, {_RAISE} or ask for less"
+        return f"waiting does not help, {_RAISE} or lower max_tokens or the estimate"
     if resets_at is None:
         return f"reservations in flight may free room, try again later or {_RAISE}"
     return f"room is freed at {utc_time(resets_at)}, wait for it or {_RAISE}"

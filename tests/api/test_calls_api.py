@@ -104,7 +104,7 @@ class Gateway:
         return [call["callId"] for call in answer.json["calls"]]
 
     async def token(self, **bounds: str) -> str:
-        body = {"name": "bound", "permissions": ["read"], **bounds}
+        body = {"name": f"bound to {bounds}", "permissions": ["read"], **bounds}
         answer = await answer_of(self.app, "POST", "/tokens", json.dumps(body).encode())
         assert answer.status == 201, answer.body
         return str(answer.json["token"])

@@ -141,6 +141,26 @@ async def test_bodies_have_one_bound_over_all_connections() -> None:
     assert shared.shares.bytes.taken == 0
 
 
+async def test_heads_that_come_in_pieces_have_the_same_bound() -> None:
+    shared = Connections(fake_app())
+    shared.shares.bytes.most = 1_000
+    padding = b"X-Padding: " + b"x" * 700 + b"\r\n"
+    first, served = connected(shared)
+    whole = head(HOST, padding, method=b"GET", path=b"/livez")
+    first.data_received(whole[:-2])
+    assert shared.shares.bytes.taken == len(whole) - 2
+    second, refused = connected(shared)
+    second.data_received(whole[:300])
+    assert codes(refused.written) == ["limit_reached"]
+    first.data_received(whole[-2:])
+    for _ in range(60):
+        await asyncio.sleep(0)
+    assert served.written.startswith(b"HTTP/1.1 200")
+    second.connection_lost(None)
+    assert shared.shares.bytes.taken == 0
+    first.connection_lost(None)
+
+
 async def test_what_was_answered_is_not_held_any_more() -> None:
     app = fake_app()
     shared = Connections(app)

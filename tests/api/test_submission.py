@@ -402,7 +402,7 @@ def test_a_field_that_nobody_knows_is_passed_over(name: str) -> None:
 def test_a_field_that_is_almost_known_is_refused_with_the_known_one(name: str, meant: str) -> None:
     error = refused(LEAST | {name: "x"})
     assert (error.code, error.field) == ("unknown_field", name)
-    assert f"did you mean '{meant}'?" in str(error)
+    assert f"did you mean {meant}?" in str(error)
 
 
 def test_a_flood_of_unknown_fields_is_refused_without_looking_at_each() -> None:

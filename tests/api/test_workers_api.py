@@ -111,6 +111,27 @@ def test_a_task_goes_to_the_worker_of_its_agent_and_back(run: Callable[[Scenario
     run(scenario)
 
 
+def test_a_heartbeat_says_how_far_a_task_is(run: Callable[[Scenario], None]) -> None:
+    async def scenario(app: App) -> None:
+        task_id = await submit(app)
+        worker = (await claimed(app))["workerId"]
+        progress = {"fraction": 1.5, "text": "a\nb" + "x" * 1_000}
+        running = [{"taskId": task_id, "attempt": 1, "progress": progress}]
+        beat = await post(app, "/agents/coder/heartbeat", workerId=worker, running=running)
+        assert beat.status == 200
+        shown = (await answer_of(app, "GET", f"/tasks/{task_id}")).json["progress"]
+        assert (shown["fraction"], shown["text"]) == (1.0, "a b" + "x" * 196 + "…")
+        assert set(shown) == {"fraction", "text", "at"}
+        (listed,) = (await answer_of(app, "GET", "/tasks")).json["tasks"]
+        assert listed["progress"] == shown
+        page = await answer_of(app, "GET", f"/ui/tasks/{task_id}")
+        assert b"100 %, a bxxx" in page.body
+        await post(app, f"/tasks/{task_id}/complete", workerId=worker, attempt=1)
+        assert "progress" not in (await answer_of(app, "GET", f"/tasks/{task_id}")).json
+
+    run(scenario)
+
+
 def test_a_target_of_a_task_goes_before_that_of_its_agent(run: Callable[[Scenario], None]) -> None:
     async def scenario(app: App) -> None:
         targets = {}

@@ -129,7 +129,12 @@ def _fill(service: ServiceProcess, address: str) -> str:
     for task in (failed, answered):
         service.wait_for(task, "failed", "done")
     service.submit(**fields, estimate={"tokens": 900, "usd": "0.5"}, scopes=[SCOPE], slot=SLOT_NAME)
-    bound = {"name": NAME, "permissions": ["read"], "projectId": PROJECT, "agentId": NAME}
+    bound = {
+        "name": f"{NAME} bound",
+        "permissions": ["read"],
+        "projectId": PROJECT,
+        "agentId": NAME,
+    }
     paused = {"status": "paused", "creditWeight": 2}
     for status, method, path, body in (
         (201, "POST", "/tokens", bound),

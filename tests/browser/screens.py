@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import quote
+from uuid import uuid4
 
 from playwright.sync_api import Page
 
@@ -29,7 +30,7 @@ NAVIGATION = {
 
 def make_token(page: Page) -> None:
     """Make a token, whose text is shown this once."""
-    page.get_by_label("Name").fill("somebody new")
+    page.get_by_label("Name").fill(f"somebody new {uuid4().hex}")
     page.get_by_role("button", name="Create the token").click()
     page.locator(".made code").wait_for()
 

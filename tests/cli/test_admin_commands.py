@@ -119,7 +119,7 @@ def test_one_thing_is_paused_drained_and_resumed(admin: Command, noun: str, name
             "project",
             "evalz",
             (
-                "There is no project evalz. Did you mean evals? Projects: evals, default. Add one "
+                "There is no project evalz; did you mean evals? Projects: evals, default. Add one "
                 "as [projects.evalz] in the settings file, then run headgate reload."
             ),
         ),
@@ -127,7 +127,7 @@ def test_one_thing_is_paused_drained_and_resumed(admin: Command, noun: str, name
             "target",
             "ecco",
             (
-                "There is no target ecco. Did you mean echo? Targets: pull, gateway, echo. Add "
+                "There is no target ecco; did you mean echo? Targets: pull, gateway, echo. Add "
                 "one as [targets.ecco] in the settings file, then run headgate reload."
             ),
         ),
@@ -142,7 +142,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(
 def test_an_agent_that_nobody_knows_is_not_paused_by_mistake(admin: Command) -> None:
     refused = admin("agent", "pause", "kodar")
     assert (refused.code, refused.out) == (2, "")
-    assert "There is no agent kodar." in refused.err
+    assert "There is no agent kodar;" in refused.err
     assert "headgate agent set kodar --capacity N" in refused.err
 
 
@@ -231,8 +231,8 @@ def test_reservations_of_a_service_are_extended_released_and_adjusted(
 def test_a_typo_in_a_budget_is_a_warning_at_submit(admin: Command, service: ServiceProcess) -> None:
     admin("budget", "set", "session:nightly", "--limit-usd", "5")
     line = (
-        "headgate: warning: Budget 'session:nightly2' is not defined, so nothing limits it. "
-        "Did you mean 'session:nightly'?\n"
+        "headgate: warning: Budget 'session:nightly2' is not defined, so nothing limits it; "
+        "did you mean session:nightly?\n"
     )
     said = admin("submit", "read", "--agent", "a", "--scope", "session:nightly2")
     assert (said.code, said.err) == (0, line)
@@ -426,6 +426,28 @@ def test_doctor_finds_a_service_well(
     assert any(f"process {service.pid} uses it" == one["found"] for one in said.json["checks"])
 
 
+def test_doctor_asks_a_running_service_for_its_variables(
+    headgate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port is one that the system chose, and the data directory has it."""
+    config, data = tmp_path / "headgate.toml", tmp_path / "data"
+    target = '[targets.{0}]\nkind = "command"\ncommand = ["true"]\nenv = {{ K = "{{env.{1}}}" }}\n'
+    config.write_text(target.format("one", "ONLY_THERE"))
+    monkeypatch.setenv("ONLY_THERE", "a-secret")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-…")
+    with running_service(tmp_path, "--config", str(config)):
+        monkeypatch.delenv("ONLY_THERE")
+        monkeypatch.delenv("OPENAI_API_KEY")
+        said = headgate("doctor", "--config", config, "--data", data, "--json")
+        found = {one["check"]: one["found"] for one in said.json["checks"]}
+        assert found["target one"].startswith("ONLY_THERE is set where the service runs;")
+        assert "does not hold just a key" in found["upstream openai"]
+        assert headgate("project", "list", "--data", data).code == 0
+    said = headgate("doctor", "--config", config, "--data", data, "--json")
+    found = {one["check"]: one["found"] for one in said.json["checks"]}
+    assert found["target one"] == "ONLY_THERE is not set in this shell"
+
+
 def test_doctor_says_what_would_keep_a_service_from_its_work(
     headgate: Command, tmp_path: Path
 ) -> None:
@@ -512,6 +534,17 @@ def test_doctor_says_first_which_service_it_looks_at(
     assert (again["check"], again["verdict"]) == ("service", "ok")
 
 
+def test_a_service_whose_database_is_elsewhere_is_found_by_its_data_directory(
+    headgate: Command, tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path / 'elsewhere' / 'tasks.db'}"
+    with running_service(tmp_path, "--store", store) as service:
+        for directory in (tmp_path / "data", tmp_path / "elsewhere"):
+            said = headgate("budget", "list", "--data", directory)
+            assert said.code == 0
+            assert f"There are no budgets at {service.address}." in said.err
+
+
 def test_doctor_names_settings_that_cannot_be_used(headgate: Command, tmp_path: Path) -> None:
     config = tmp_path / "headgate.toml"
     config.write_text("[scheduler]\nmax_inflight = -1\n")
@@ -595,16 +628,19 @@ def test_a_raised_limit_keeps_the_window_that_a_client_set(
     assert raised.out.startswith("Set budget session:own to $2.00 and 9 tokens, counted by the w")
 
 
-def test_a_budget_of_a_project_that_does_not_exist_is_set_with_a_warning(
+def test_a_budget_of_a_project_that_does_not_exist_is_refused(
     headgate: Command, service: ServiceProcess
 ) -> None:
     at = ("--url", service.address)
-    warning = (
-        "headgate: warning: there is no project 'eval', so this budget limits nothing; "
-        "did you mean evals?\n"
+    line = (
+        "headgate: scope: there is no project 'eval'; did you mean evals? Projects: evals, default."
+        " Add it as [projects.eval] in the settings file, then headgate reload\n"
     )
     said = headgate("budget", "set", "project:eval", "--limit-usd", "5", *at)
-    assert (said.code, said.err) == (0, warning)
-    assert headgate("budget", "delete", "project:eval", *at).code == 0
+    assert (said.code, said.out, said.err) == (2, "", line)
+    within = headgate("budget", "set", "project:eval/session:a", "--limit-tokens", "5", *at)
+    assert (within.code, within.err) == (2, line)
+    assert "project:eval " not in headgate("budget", "list", *at).out
     said = headgate("budget", "status", "project:eval", *at)
-    assert (said.code, said.err) == (0, warning)
+    warning = "there is no project 'eval', so this budget limits nothing; did you mean evals?"
+    assert (said.code, said.err) == (0, f"headgate: warning: {warning}\n")

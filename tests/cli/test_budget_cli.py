@@ -392,7 +392,7 @@ def test_a_budget_that_is_not_there_is_answered_with_those_that_are(
     prepare(data_home / "headgate" / "budget.db", an_evaluation)
     assert run(["budget", "delete", "--session", "eval-2026-04-13"]) == 2
     assert capsys.readouterr().err == (
-        "headgate: There is no budget session:eval-2026-04-13. Did you mean "
+        "headgate: There is no budget session:eval-2026-04-13; did you mean "
         "session:eval-2026-04-12? Budgets: session:eval-2026-04-12. Add one with "
         "headgate budget set session:eval-2026-04-13 --limit-usd DOLLARS.\n"
     )

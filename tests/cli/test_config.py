@@ -105,6 +105,81 @@ def test_a_wrong_file_is_one_line_and_exit_code_two(
     assert printed.err == f"headgate: {line}\n"
 
 
+MANY = """\
+[schedular]
+max_inflight = 4
+[server]
+port = "x"
+prt = 7421
+[projects.a]
+credit_weight = -1
+budget_limt = 5
+[[slots]]
+name = "work"
+provider = "zai"
+key_env = "KEY"
+[[slots]]
+name = "work"
+provider = "zai"
+key_env = "KEY"
+"""
+
+
+def test_all_errors_of_a_file_are_told_at_once_in_its_order(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, MANY)
+    assert run(["config", "check"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    keys = ["schedular", "server.port", "server.prt"]
+    keys += ["projects.a.credit_weight", "projects.a.budget_limt", "slots[1].name"]
+    assert [line.removeprefix("headgate: ").partition(": ")[0] for line in lines] == keys
+    assert [line.rpartition("line ")[2] for line in lines] == [f"{n})" for n in (1, 4, 5, 7, 8, 14)]
+    assert run(["up"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == len(lines)
+
+
+DOUBTFUL = """\
+[server]
+port = "x"
+[agents.a]
+target = "ecco"
+[agents.b]
+target = "nowhere"
+[budgets."project:a"]
+window = "dy"
+limit_usd = 5
+[budgets.root]
+[upstreams.openai]
+kind = "openai"
+slots = ["one"]
+[models.small]
+route = ["nobody/x", "openai/y"]
+"""
+
+
+def test_what_does_not_go_together_is_told_beside_wrong_values(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(here, DOUBTFUL)
+    assert run(["config", "check"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    keys = ["server.port", "agents.a.target", "agents.b.target", 'budgets."project:a".window']
+    keys += ["budgets.root", "upstreams.openai.slots[0]", "models.small.route[0]"]
+    assert [line.removeprefix("headgate: ").partition(": ")[0] for line in lines] == keys
+    assert "there is no target 'ecco'; did you mean echo?" in lines[1]
+
+
+def test_what_depends_on_a_table_that_cannot_be_read_is_not_judged(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slot = '[[slots]]\nname = "one"\nprovider = 5\nkey_env = "KEY"\n'
+    write(here, f'{slot}[upstreams.openai]\nkind = "openai"\nslots = ["one"]\n')
+    assert run(["config", "check"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("headgate: slots.one.provider: must be ")
+
+
 def test_check_refuses_what_the_executor_of_a_target_would(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

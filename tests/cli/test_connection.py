@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -112,7 +113,7 @@ def test_a_service_whose_store_is_elsewhere_is_found_by_its_directory(home: Path
 
 
 def test_a_data_directory_that_is_named_comes_before_an_address_in_the_environment(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADGATE_URL", "http://example.com:1")
     with hold_directory(home, address="http://127.0.0.1:7421"):
@@ -120,7 +121,6 @@ def test_a_data_directory_that_is_named_comes_before_an_address_in_the_environme
     found = {
         Connection(): "http://example.com:1",
         Connection(data=home): "http://127.0.0.1:7421",
-        Connection(data=tmp_path / "nothing"): "http://example.com:1",
         Connection(data=home, url="http://127.0.0.1:7422"): "http://127.0.0.1:7422",
     }
     for connection, url in found.items():
@@ -134,8 +134,6 @@ def test_a_data_directory_that_is_named_comes_before_an_address_in_the_environme
         ("http://0.0.0.0:7421", "http://127.0.0.1:7421"),
         ("http://[::]:7421", "http://[::1]:7421"),
         ("http://10.0.0.12:7421", "http://10.0.0.12:7421"),
-        ("http://127.0.0.1:0", "http://127.0.0.1:7420"),
-        ("", "http://127.0.0.1:7420"),
     ],
 )
 def test_an_address_to_serve_on_becomes_one_to_ask(home: Path, held: str, found: str) -> None:
@@ -143,6 +141,81 @@ def test_an_address_to_serve_on_becomes_one_to_ask(home: Path, held: str, found:
         pass
     with connect(Connection(data=home)) as client:
         assert client.url == found
+
+
+@pytest.mark.parametrize("content", [None, "", "http://127.0.0.1:0"])
+@pytest.mark.parametrize("command", [["budget", "set", "root", "--limit-usd", "1"], ["why"]])
+def test_a_directory_that_is_named_and_has_no_address_leads_to_no_other_service(
+    home: Path,
+    command: list[str],
+    content: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = home / "other"
+    if content is not None:
+        with hold_directory(other, address=content):
+            pass
+    problem = "does not exist" if content is None else "has no address of a service"
+    with scripted(READY, READY) as server:
+        for variable in ("", server.url):
+            monkeypatch.setattr("headgate.client.requests.DEFAULT_URL", server.url)
+            monkeypatch.setenv("HEADGATE_URL", variable)
+            assert run([*command, "--data", str(other)]) == 3
+            assert capsys.readouterr().err == (
+                f"headgate: {other} {problem}; start the service with headgate up --data {other}, "
+                "or give --url\n"
+            )
+        assert not server.requests
+    assert other.exists() == (content is not None)
+
+
+@pytest.mark.parametrize(
+    ("command", "body", "line"),
+    [
+        (["tasks"], '{"tasks":[],"count":0}', "No tasks at {url}"),
+        (["calls"], '{"calls":[],"count":0}', "No calls at {url}"),
+        (["slot", "list"], '{"slots":[],"count":0}', "headgate: There are no slots at {url}."),
+        (["agent", "list"], '{"agents":[]}', "headgate: There are no agents at {url}."),
+    ],
+)
+def test_an_empty_list_says_which_service_has_none(
+    home: Path, command: list[str], body: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with scripted(response(200, body)) as server:
+        assert run([*command, "--url", server.url]) == 0
+        wanted = line.format(url=server.url)
+    said = capsys.readouterr()
+    assert (said.out + said.err).startswith(wanted)
+
+
+@pytest.mark.parametrize("given", ["nosuch", "call-nosuch"])
+def test_why_repeats_the_id_that_a_service_does_not_know_and_its_address(
+    home: Path, given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = '{"code":"not_found","error":"it is not found","retryable":false}'
+    with scripted(response(404, body)) as server:
+        assert run(["why", given, "--url", server.url]) == 2
+        assert capsys.readouterr().err == f"headgate: it is not found: {given} at {server.url}\n"
+
+
+def test_a_file_is_not_taken_for_a_data_directory(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["tasks", "--data", str(home / "token")]) == 3
+    assert f"{home / 'token'} cannot be read (Not a directory); " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every directory")
+def test_a_directory_that_nobody_may_enter_is_not_taken_for_an_empty_one(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold_directory(home, address="http://127.0.0.1:1"):
+        pass
+    home.chmod(0o400)
+    assert run(["tasks", "--data", str(home)]) == 3
+    home.chmod(0o700)
+    assert f"{home} cannot be read (Permission denied)" in capsys.readouterr().err
 
 
 def test_a_service_that_is_not_there_has_an_exit_code_of_its_own(
@@ -183,6 +256,17 @@ def test_a_stale_token_file_is_left_out_where_no_token_is_needed(
     assert said.count("\n") == 1
     assert str(home / "token") in said
     assert "--data" in said
+
+
+def test_the_token_of_a_service_that_does_not_run_is_left_out_without_a_word(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold_directory(home, address="http://127.0.0.1:1"):
+        pass
+    with scripted(UNKNOWN, READY) as server, connect(Connection(url=server.url)) as client:
+        assert client.ready().role == "dispatcher"
+        assert server.headers("authorization") == ["Bearer from-the-file", ""]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_stale_token_file_is_named_where_a_token_is_needed(

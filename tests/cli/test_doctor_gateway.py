@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headgate.cli.doctor_checks import Finding, gateway_findings
+from headgate.cli.doctor_checks import Environment, Finding, gateway_findings, slot_findings
 from headgate.config import Settings, load_settings
 
 CANARY = "sk-canary-of-the-upstream-0123456789"
@@ -57,8 +57,11 @@ def upstream_server() -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
         thread.join()
 
 
-def findings(file: Path, text: str, environ: dict[str, str]) -> list[tuple[str, str, str]]:
-    found: list[Finding] = list(gateway_findings(loaded(file, text), environ))
+def findings(
+    file: Path, text: str, environ: dict[str, str], service: dict[str, bool] | None = None
+) -> list[tuple[str, str, str]]:
+    there = Environment(environ, service)
+    found: list[Finding] = list(gateway_findings(loaded(file, text), there))
     assert all(one.advice for one in found if one.verdict != "ok")
     assert CANARY not in repr(found)
     return [(one.check, one.verdict, one.found) for one in found]
@@ -89,11 +92,29 @@ def test_the_doctor_says_which_upstreams_have_no_key(file: Path) -> None:
     ]
 
 
+def test_what_a_running_service_has_counts_and_not_what_this_shell_has(file: Path) -> None:
+    service = {"HOUSE_KEY": True, "OPENAI_API_KEY": False, "ZAI_KEY": True}
+    found = findings(
+        file, f'{HOUSE}key_env = "HOUSE_KEY"', {"OPENAI_API_KEY": CANARY}, service=service
+    )
+    not_tried = "is set where the service runs; this shell does not have it, so it was not tried"
+    assert found[0] == ("upstream house", "ok", f"HOUSE_KEY {not_tried}")
+    unset = "has no key: OPENAI_API_KEY is not set where the service runs"
+    assert found[-1] == ("upstream openai", "ok", f"{unset}; {PASSED}")
+    settings = loaded(file, SLOT)
+    (slot,) = slot_findings(settings, Environment({}, service))
+    assert (slot.verdict, slot.found) == ("ok", f"ZAI_KEY {not_tried}")
+    (slot,) = slot_findings(settings, Environment({}, service, {"ZAI_KEY": "holds no key"}))
+    assert (slot.verdict, slot.found) == ("fail", "holds no key")
+    (slot,) = slot_findings(settings, Environment({"ZAI_KEY": CANARY}, {"ZAI_KEY": False}))
+    assert (slot.verdict, slot.found) == ("fail", "ZAI_KEY is not set where the service runs")
+
+
 def test_the_doctor_promises_nothing_to_clients_of_an_upstream_with_slots(file: Path) -> None:
     for mode in ("loopback", "always", "never"):
         passing = f'[gateway]\npassthrough_keys = "{mode}"\n'
         found = findings(file, f'{passing}{HOUSE}{ADDRESS}slots = ["work"]\n{SLOT}', {})
-        line = "has no key: none of its slots has one that can be read in this shell"
+        line = "has no key: none of its slots has one that can be read"
         assert found[0] == ("upstream house", "warn", line)
 
 
@@ -167,7 +188,7 @@ def test_the_doctor_names_routed_models_without_a_price_and_what_to_add(file: Pa
         '[models.fast]\nroute = ["openai/gpt-4o-mini", "house/mystery-2"]\n'
     )
     settings = loaded(file, text)
-    routes = [one for one in gateway_findings(settings, {}) if one.check == "routes"]
+    routes = [one for one in gateway_findings(settings, Environment({})) if one.check == "routes"]
     assert [(one.verdict, one.found.split()[0]) for one in routes] == [
         ("warn", "'mystery-2'"),
         ("warn", "'mystery-1'"),

@@ -66,7 +66,7 @@ def test_a_dry_run_that_finds_failures_says_so_at_its_end_and_by_its_code(tmp_pa
     (tmp_path / "a.yaml").write_text(TYPO)
     found = Commands(tmp_path).call("run", "a.yaml", "--dry-run")
     assert found.code == 1
-    assert "there is no 'expcted'; did you mean 'expected'?" in found.stdout
+    assert "there is no 'expcted'; did you mean expected?" in found.stdout
     assert found.stdout.splitlines()[-1] == (
         "estimated: $0.00; 2 runs of steps would fail; nothing was run"
     )
@@ -76,7 +76,7 @@ def test_a_run_warns_of_failures_that_are_certain_before_it_spends(tmp_path: Pat
     (tmp_path / "a.yaml").write_text(TYPO)
     failed = Commands(tmp_path).run("a.yaml")
     missing = "{item.expcted} has nothing to be filled with: there is no 'expcted'"
-    line = f"headgate: warning: 2 runs of judge will fail: {missing}; did you mean 'expected'?"
+    line = f"headgate: warning: 2 runs of judge will fail: {missing}; did you mean expected?"
     assert failed.stderr.splitlines()[0] == line
 
 

@@ -91,7 +91,26 @@ def test_a_resume_says_that_items_changed_and_keeps_those_of_the_run(commands: C
     assert (done.code, done.json["total"]) == (0, 6)
     name = commands.folder / "cases.jsonl"
     assert f"headgate: {name} changed after this run began" in done.stderr
-    assert "the run keeps its items" in done.stderr
+    assert "it has another number of items now, so the run keeps those" in done.stderr
+
+
+def test_a_corrected_item_is_used_by_what_is_not_done(commands: Commands) -> None:
+    correct(commands, "eval.yaml", "expcted", "expected")
+    correct(commands, "cases.jsonl", '"expected": "e1"', '"expcted": "e1"')
+    assert commands.run("eval.yaml").code == 1
+    correct(commands, "cases.jsonl", '"expcted": "e1"', '"expected": "new"')
+    alone = commands.run("--resume", "last")
+    command = f"headgate run {commands.folder / 'eval.yaml'} --resume {commands.ids()[0]}"
+    assert f"{commands.folder / 'cases.jsonl'} changed after this run began" in alone.stderr
+    assert f"to use the change: {command} --data {commands.data}\n" in alone.stderr
+    refused = commands.run("eval.yaml", "--resume", "last")
+    assert refused.code == 2
+    assert "case (3 runs) and judge (2 runs) are done, and the change is in what" in refused.stderr
+    done = commands.run("eval.yaml", "--resume", "last", "--changed", "keep")
+    assert done.code == 0, done.stderr
+    assert len(ran(commands)) == 3
+    given = commands.call("runs", "output", "last", "judge", "--data", str(commands.data))
+    assert given.stdout == "0 e0\n1 new\n2 e2\n"
 
 
 def test_the_record_keeps_which_files_were_used(commands: Commands) -> None:
@@ -116,7 +135,7 @@ def test_a_finished_step_that_changed_is_named_and_nothing_runs(commands: Comman
     correct(commands, "chain.yaml", '"false"', '"true"')
     refused = commands.run("chain.yaml", "--resume", "last")
     assert refused.code == 2
-    named = "first (1 run) and second (1 run) are done, and the new file changes what they do"
+    named = "first (1 run) and second (1 run) are done, and the change is in what they do"
     assert named in refused.stderr
     assert "--changed keep" in refused.stderr
     assert "--changed rerun" in refused.stderr

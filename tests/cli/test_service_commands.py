@@ -185,7 +185,7 @@ def test_tasks_are_listed_filtered_and_counted(headgate: Command) -> None:
     table = headgate("tasks", "--agent", "lists").out.splitlines()
     assert table[1].split()[:2] == ["task", "state"]
     assert len(table) == 7
-    assert headgate("tasks", "--agent", "nobody").out.startswith("No tasks\n")
+    assert headgate("tasks", "--agent", "nobody").out.startswith("No tasks at http://")
 
 
 def test_why_tells_reasons_with_times(headgate: Command) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli.said import in_zone
 from client.scripted_server import response, scripted
 from headgate.cli import output
 from headgate.cli.main import run
@@ -140,6 +141,17 @@ def test_status_of_one_slot_is_everything_that_is_known(
     assert json.loads(out)["state"] == "exhausted"
 
 
+SKIPPED = OPEN["nextWake"] | {
+    "text": "13:06 Europe/Berlin: skipped, the window is open until 14:00; the next one at 14:05",
+    "isSkipped": True,
+    "openUntil": "2027-01-15T13:00:00Z",
+    "then": "2027-01-15T16:00:00Z",
+}
+SKIPPED_TEXT = (
+    "21:13:20 JST: skipped, the window is open until 22:00:00 JST; "
+    "the next one at 2027-01-16 01:00:00 JST"
+)
+UNTIL = "used up until 21:00:00 JST"
 OFF = "paused by hand, `headgate slot resume work` brings it back"
 
 
@@ -151,11 +163,14 @@ OFF = "paused by hand, `headgate slot resume work` brings it back"
         ({"enabled": False, "disabledReason": OFF, "waitReason": OFF}, "reason", None),
         ({"disabledReason": "wakes were not confirmed"}, "reason", "wakes were not confirmed"),
         ({}, "quota from", "traffic: headers"),
-        ({}, "next wake", "13:06 Europe/Berlin: 1 min after the reset"),
+        ({}, "next wake", "21:13:20 JST: 1 min after the reset"),
+        ({}, "wake zone", "Europe/Berlin"),
+        ({"nextWake": SKIPPED}, "next wake", SKIPPED_TEXT),
+        ({"waitReason": "used up until 2027-01-15 12:00:00 UTC"}, "closed because", UNTIL),
         (
             {"readAt": "2027-01-14T06:30:00Z"},
             "read",
-            "2027-01-14 07:30 Europe/Berlin (26 h ago)",
+            "2027-01-14 15:30:00 JST (26 h ago)",
         ),
         (
             {"resetsAt": (NOW - timedelta(minutes=2)).isoformat()},
@@ -169,9 +184,23 @@ OFF = "paused by hand, `headgate slot resume work` brings it back"
 def test_a_fact_is_told_once_and_in_words(
     changes: dict[str, object], fact: str, text: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, out, _, _ = said(capsys, "show work", OPEN | changes)
+    with in_zone("Asia/Tokyo"):
+        _, out, _, _ = said(capsys, "show work", OPEN | changes)
     facts = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines())
     assert facts.get(fact) == text
+
+
+def test_every_time_of_a_slot_is_in_utc_if_that_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with in_zone("Asia/Tokyo"):
+        _, shown, _, _ = said(capsys, "show work --utc", OPEN | {"nextWake": SKIPPED})
+        _, listed, _, _ = said(
+            capsys, "list --utc", {"slots": [OPEN | {"nextWake": SKIPPED}], "count": 1}
+        )
+    for text in (shown, listed):
+        assert "12:13:20 UTC: skipped, the window is open until 13:00:00 UTC" in text
+        assert "JST" not in text
 
 
 @pytest.mark.parametrize("verb", ["show", "warm", "pause", "resume"])

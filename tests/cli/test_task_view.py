@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from headgate.api.schema.tasks import WhyBody
 from headgate.cli.output import clock_time
 from headgate.cli.task_view import lines_of
+from headgate.cli.why import lines_of as lines_of_why
 from headgate.core.estimates import PROBE, SILENT, Basis, Estimate, Hold, given
-from headgate.core.task import PastAttempt, Progress, Task, TaskRecord, TaskStatus, Terms
+from headgate.core.task import (
+    PastAttempt,
+    Progress,
+    ProgressReport,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+)
 from headgate.core.task_view import exact_moment, snapshot_of, whole_snapshot_of
 
 
@@ -120,6 +130,32 @@ def test_what_is_held_and_why_is_a_line_for_each_unit(
     lines = lines_of(whole)
     at = [number for number, line in enumerate(lines) if line.startswith("held")]
     assert [line.strip() for number in at for line in lines[number][4:].splitlines()] == shown
+
+
+@pytest.mark.parametrize(
+    ("fraction", "text", "shown"),
+    [
+        (0.4, "12 of 30 files", "40 %, 12 of 30 files"),
+        (0.0, "", "0 %"),
+        (None, "loading", "loading"),
+        (None, "", None),
+    ],
+)
+def test_show_and_why_say_how_far_a_task_is(
+    monkeypatch: pytest.MonkeyPatch, fraction: float | None, text: str, shown: str | None
+) -> None:
+    report = ProgressReport(fraction=fraction, text=text, at=1.0)
+    record = TaskRecord(
+        task=Task(id="t", project_id="x", created_at=1.0, status=TaskStatus.RUNNING),
+        progress=Progress(attempt=1, report=report),
+    )
+    expected = [] if shown is None else [f"{shown} (long ago)"]
+    monkeypatch.setattr("headgate.cli.task_view.from_now", lambda _: "long ago")
+    snapshot = snapshot_of(record)
+    found = [line for line in lines_of(snapshot) if line.startswith("progress")]
+    assert [line.removeprefix("progress").strip() for line in found] == expected
+    why = WhyBody(task_id="t", state=snapshot.state, reasons=(), progress=snapshot.progress)
+    assert [line.strip() for line in lines_of_why(why)[1:]] == expected
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import secrets
 import select
 import sys
 import time
@@ -164,7 +165,8 @@ def test_as_json_a_token_has_every_pane_of_its_own(
     token_fields: dict[str, object],
     projects: list[str],
 ) -> None:
-    token = service.ask("POST", "/tokens", {"name": "reader", **token_fields}).body["token"]
+    wish = {"name": secrets.token_hex(4), **token_fields}
+    token = service.ask("POST", "/tokens", wish).body["token"]
     assert run(["top", "--url", service.address, "--token", token, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert [project["id"] for project in figures["projects"]] == projects

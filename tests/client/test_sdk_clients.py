@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import subprocess
 import sys
 import time
@@ -480,7 +481,9 @@ async def test_a_bound_token_has_its_budget_within_its_own(sdk: Sdk, tmp_path: P
     async with gateway_service(tmp_path, "[projects.evals]\n") as gateway:
         permissions: tuple[Permission, ...] = ("read", "submit")
         bounds = Bounds(project_id="evals")
-        new = new_token(name="ci", permissions=permissions, now=time.time(), bounds=bounds)
+        new = new_token(
+            name=secrets.token_hex(4), permissions=permissions, now=time.time(), bounds=bounds
+        )
         await gateway.service.api.tokens.add(new.kept)
         client = at_service(sdk, gateway, budget_usd=5, token=new.text)
         assert await sdk.ask(client) == BILLED_TEXT

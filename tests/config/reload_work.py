@@ -50,7 +50,7 @@ def start_anew() -> None:
 async def work(order: dict[str, Any]) -> dict[str, Any]:
     """Work for a moment, and say that nothing was spent."""
     names = [("all", ""), ("project", order["projectId"]), ("agent", order["agentId"])]
-    if order["params"] is not None:
+    if order["params"]:
         names.append(("budget", "session:load"))
     witness.begin(*names)
     try:

@@ -122,7 +122,7 @@ async def test_a_reservation_that_nobody_made_is_not_found(tmp_path: Path) -> No
             assert (answer.status, answer.problem["code"]) == (404, "not_found")
 
 
-TYPO = "Budget 'session:fild' is not defined, so nothing limits it. Did you mean 'session:filed'?"
+TYPO = "Budget 'session:fild' is not defined, so nothing limits it; did you mean session:filed?"
 
 
 async def warning(service: Running, scope: str) -> str | None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headgate.cli.doctor_checks import slot_findings
+from headgate.cli.doctor_checks import Environment, slot_findings
 from headgate.config import QuotaSettings, Settings, SlotSettings, load_settings, warnings_of
 from headgate.config.loading import decode, displayed_settings, loaded_from
 from headgate.config.overrides import applied_live, difference
@@ -544,7 +544,7 @@ def test_the_doctor_looks_for_keys_and_tells_none(tmp_path: Path) -> None:
         "open": SlotSettings(name="open", provider="zai", key_file=str(open_to_all)),
         "gone": SlotSettings(name="gone", provider="zai", key_file=str(tmp_path / "gone")),
     }
-    found = list(slot_findings(Settings(slots=slots), {"ZAI_KEY": KEY}))
+    found = list(slot_findings(Settings(slots=slots), Environment({"ZAI_KEY": KEY})))
     assert [(one.check, one.verdict) for one in found] == [
         ("slot env", "ok"),
         ("slot unset", "fail"),

@@ -17,7 +17,7 @@ from headgate.config.overrides import (
     Override,
     difference,
     file_value_of,
-    is_in_force,
+    in_force,
     with_overrides,
 )
 from headgate.config.sources import Table, merge_tables
@@ -310,4 +310,4 @@ def test_overrides_leave_the_tables_of_the_file_alone() -> None:
     one = override(before, "projects", "a", "status", "paused")
     with_overrides(before.tables, [one])
     assert msgspec.json.encode(before.tables) == tables
-    assert is_in_force(before.tables, one)
+    assert in_force(before.tables, [one]) == (one,)

@@ -82,6 +82,58 @@ def test_the_next_task_goes_to_the_node_with_the_most_free_places(
     assert in_flight.node_for_next() == expected
 
 
+WORKERS = ("worker-1", "worker-2", "worker-3")
+CHANGE = st.one_of(
+    st.tuples(st.just("offers"), st.sampled_from(WORKERS), st.integers(0, 3)),
+    st.tuples(st.just("starts"), st.sampled_from(WORKERS), st.just(0)),
+    st.tuples(st.just("ends"), st.sampled_from(WORKERS), st.just(0)),
+    st.tuples(st.just("goes"), st.sampled_from(WORKERS), st.just(0)),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(CHANGE, max_size=40))
+def test_what_is_free_at_workers_is_what_they_offer_and_do_not_use(
+    changes: list[tuple[str, str, int]],
+) -> None:
+    in_flight = InFlightAttempts()
+    offered: dict[str, int] = {}
+    running: list[InFlightAttempt] = []
+    for number, (what, worker, capacity) in enumerate(changes):
+        own = [one for one in running if one.node_id == worker]
+        if what == "offers":
+            in_flight.set_worker(worker, capacity, agent_id="a")
+            offered[worker] = capacity
+        elif what == "starts":
+            running.append(attempt(f"t{number}", node_id=worker))
+            in_flight.add(running[-1])
+        elif what == "ends" and own:
+            running.remove(own[0])
+            in_flight.remove(own[0])
+        elif what == "goes":
+            in_flight.drop_node(worker)
+            offered.pop(worker, None)
+        used = Counter(one.node_id for one in running)
+        free = {name: places - used[name] for name, places in offered.items()}
+        assert in_flight.free_at_workers("a") == sum(max(0, each) for each in free.values())
+        assert in_flight.worker_totals() == (len(offered), sum(offered.values()))
+        if free:
+            assert free[in_flight.node_for_next("a")] == max(free.values())
+
+
+def test_workers_take_turns() -> None:
+    in_flight = InFlightAttempts()
+    for worker in WORKERS:
+        in_flight.set_worker(worker, 1, agent_id="a")
+    served = []
+    for number in range(6):
+        one = attempt(f"t{number}", node_id=in_flight.node_for_next("a"))
+        in_flight.add(one)
+        in_flight.remove(one)
+        served.append(one.node_id)
+    assert served == [*WORKERS, *WORKERS]
+
+
 def test_a_node_with_more_tasks_than_places_takes_none_from_the_others() -> None:
     in_flight = InFlightAttempts()
     in_flight.set_node("n1", 0)

@@ -56,7 +56,7 @@ async def test_making_such_a_token_says_that_it_has_no_budget(name: str, tmp_pat
         wanted = {"name": "t", "permissions": ["read"], "agentId": name}
         made = (await answer_of(app, "POST", "/tokens", json.dumps(wanted).encode())).json
         assert "no budget of its own" in made["note"]
-        plain = {**wanted, "agentId": "writer"}
+        plain = {**wanted, "name": "plain", "agentId": "writer"}
         assert (
             "note" not in (await answer_of(app, "POST", "/tokens", json.dumps(plain).encode())).json
         )

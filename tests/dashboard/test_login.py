@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,11 @@ LOCKED = "[auth]\nrequired = true\n"
 
 
 async def token_of(
-    service: Service, *permissions: Permission, bounds: Bounds = UNBOUND, name: str = "t"
+    service: Service, *permissions: Permission, bounds: Bounds = UNBOUND, name: str = ""
 ) -> str:
     """Make a token of a service that runs."""
     new = new_token(
-        name=name,
+        name=name or secrets.token_hex(4),
         permissions=permissions or PERMISSIONS,
         now=service.engine.now(),
         bounds=bounds,

@@ -180,6 +180,7 @@ async def _serve(engine: Engine, path: str, body: object) -> object:
                 tasks=tuple([snapshot_of(record) for record in orders.tasks]),
                 cancelled=orders.cancelled,
                 lost=orders.lost,
+                waited_seconds=orders.waited_seconds,
             )
         case HeartbeatBody():
             running = {one.task_id: one.attempt for one in body.running}

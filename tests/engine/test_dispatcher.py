@@ -99,10 +99,10 @@ def test_news_that_a_change_at_this_node_overtook_brings_no_task_back() -> None:
         news, queued = store.news, await store.get(task_id)
         assert queued is not None
 
-        async def read_before_the_cancel(epoch: int) -> News:
+        async def read_before_the_cancel(epoch: int, *, all_workers: bool = True) -> News:
             store.news = news  # type: ignore[method-assign]
             await service.engine.cancel(task_id)
-            return News(records=(queued,), nodes=(await news(epoch)).nodes)
+            return News(records=(queued,), nodes=(await news(epoch, all_workers=all_workers)).nodes)
 
         store.news = read_before_the_cancel  # type: ignore[method-assign]
         dispatcher.refresh()
@@ -121,9 +121,9 @@ def test_news_is_read_at_once_and_then_gathers_for_a_moment() -> None:
         assert queued is not None
         reads: list[float] = []
 
-        async def noted(epoch: int) -> News:
+        async def noted(epoch: int, *, all_workers: bool = True) -> News:
             reads.append(service.now())
-            return News(records=(queued,), nodes=(await news(epoch)).nodes)
+            return News(records=(queued,), nodes=(await news(epoch, all_workers=all_workers)).nodes)
 
         await asyncio.sleep(1.5)
         store.news = noted  # type: ignore[method-assign]

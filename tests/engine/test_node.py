@@ -112,6 +112,51 @@ def test_a_node_that_leaves_hands_over_at_once() -> None:
     assert play(scenario) <= 1.0
 
 
+def test_the_only_node_dispatches_until_it_is_drained_or_another_one_joins() -> None:
+    async def scenario(service: Service) -> None:
+        await service.running(await service.submit())
+        first = service.engine
+        draining = asyncio.create_task(first.drain(drain_seconds=60.0))
+        await asyncio.sleep(20)
+        assert dispatchers(first) == [first]
+        queued = await service.submit()
+        service.engine = await service.start_another()
+        assert await until(service, service.engine, within_seconds=10) <= 2.0
+        assert dispatchers(*service.engines) == [service.engine]
+        assert (await service.ended(queued)).task.status is TaskStatus.DONE
+        assert queued not in service.ordered(), "a node that leaves starts nothing"
+        await draining
+
+    play(scenario, always(30.0))
+
+
+def test_of_nodes_that_leave_at_once_one_dispatches_until_it_is_drained() -> None:
+    """Whichever is left with work alone, also after the other one has gone."""
+
+    async def scenario(service: Service) -> None:
+        other = await service.start_another()
+        await service.running(await service.submit())
+        await service.submit()
+        await at_work(other, 1)
+        first = service.engine
+        service.engines.clear()
+        leaving = [
+            asyncio.create_task(node.drain(drain_seconds=seconds))
+            for node, seconds in ((first, 10.0), (other, 60.0))
+        ]
+        await asyncio.sleep(5)
+        assert len(dispatchers(first, other)) == 1
+        await leaving[0]
+        await first.close()
+        await asyncio.sleep(5)
+        assert dispatchers(other) == [other]
+        await leaving[1]
+        assert not other.dispatcher.is_leading
+        await other.close()
+
+    play(scenario, always(30.0), capacity=1)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_tasks_of_a_lost_node_are_taken_back_and_run_elsewhere(seed: int) -> None:
     async def scenario(service: Service) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import pytest
 
 from engine.one_service import Service, play
 from engine.simulated_workers import SimulatedClient
+from headgate.api.schema.workers import BeatBody, HeartbeatBody
 from headgate.budgets.local import LocalLedger
 from headgate.client import worker as pulling
 from headgate.client.worker import ServiceConnection
@@ -26,7 +27,8 @@ from headgate.engine import workers
 from headgate.engine.engine import Engine
 from headgate.engine.workers import Claim, Report
 from headgate.errors import LedgerUnavailableError, StaleWorkerError
-from headgate.storage.store import Orders, StaleLease
+from headgate.executors.executor import WorkOrder
+from headgate.storage.store import Orders, StaleLease, Visit
 from headgate.testing import Host
 
 PULL: dict[str, Any] = {"pull_targets": frozenset({"pull"}), "worker_lease_seconds": 30.0}
@@ -454,3 +456,107 @@ def test_a_result_beyond_the_limit_fails_the_task_and_is_not_kept() -> None:
         assert (record.error, record.result) == ("result is larger than 5 bytes", None)
 
     play(scenario, max_result_bytes=5, **PULL)
+
+
+def test_a_claim_that_waits_asks_the_store_at_its_begin_and_at_its_end() -> None:
+    async def scenario(service: Service) -> None:
+        worker = Worker(service.engine)
+        await worker.claim()
+        visits, receive = count(), service.engine.store.visit
+
+        async def counted(visit: Visit) -> Orders:
+            next(visits)
+            return await receive(visit)
+
+        service.engine.store.visit = counted  # type: ignore[method-assign]
+        started = service.loop.time()
+        assert await worker.claim(wait=20.0) == []
+        assert service.loop.time() - started >= 20.0
+        assert next(visits) == 2
+        assert (await worker.beat()).is_alive
+
+    play(scenario, **PULL)
+
+
+def test_a_claim_says_how_long_it_had_waited_when_its_lease_was_renewed() -> None:
+    async def scenario(service: Service) -> None:
+        worker = Worker(service.engine)
+        await worker.claim()
+        asked = Claim(
+            agent_id="a", worker_id=worker.worker_id, capacity=1, running={}, wait_seconds=20.0
+        )
+        waiting = asyncio.create_task(service.engine.workers.claim(asked))
+        await asyncio.sleep(12.0)
+        await service.submit(agent_id="a", target="pull")
+        _, orders = await waiting
+        assert len(orders.tasks) == 1
+        assert 11.9 < orders.waited_seconds < 12.5
+
+    play(scenario, **PULL)
+
+
+class NotedConnection(ServiceConnection):
+    """Notes when heartbeats are sent."""
+
+    def __init__(self, service: Service) -> None:
+        host = Host(service.loop, "machine")
+        client = SimulatedClient(service.loop.random, lambda: (host, service.engine), lost_rate=0.0)
+        super().__init__(client, "a", notify=lambda _line: None)
+        self.beats: list[float] = []
+
+    async def beat(self, body: HeartbeatBody) -> BeatBody:
+        self.beats.append(asyncio.get_running_loop().time())
+        return await super().beat(body)
+
+
+def test_a_worker_sends_heartbeats_while_it_has_something_to_lose() -> None:
+    async def scenario(service: Service) -> None:
+        line = NotedConnection(service)
+        worker = pulling.Worker(line, service.executor, agent_id="a", capacity=1)
+        working = asyncio.create_task(worker.run())
+        await asyncio.sleep(119.0)
+        assert line.beats == []
+        task_id = await service.submit(agent_id="a", target="pull")
+        began = service.loop.time()
+        await service.ended(task_id)
+        times = [began, *line.beats, service.loop.time()]
+        assert all(later - earlier < 11.0 for earlier, later in pairwise(times))
+        worker.drain()
+        await working
+        assert (await service.get(task_id)).progress.attempt == 1
+
+    play(scenario, lambda _order: (35.0, DONE), **PULL)
+
+
+def test_a_worker_that_drains_hands_back_what_does_not_end_in_time() -> None:
+    async def scenario(service: Service) -> None:
+        line = NotedConnection(service)
+        worker = pulling.Worker(line, service.executor, agent_id="a", capacity=2)
+        working = asyncio.create_task(worker.run())
+        await asyncio.sleep(1.0)
+        short = await service.submit(agent_id="a", target="pull")
+        long = await service.submit(agent_id="a", target="pull", max_attempts=1)
+        long_ids.append(long)
+        await asyncio.sleep(1.0)
+        behind = await service.submit(agent_id="a", target="pull")
+        started = service.loop.time()
+        worker.drain(25.0)
+        await working
+        assert 25.0 <= service.loop.time() - started < 27.0
+        assert (await service.get(short)).task.status is TaskStatus.DONE
+        handed_back, waiting = await service.get(long), await service.get(behind)
+        assert (handed_back.task.status, handed_back.progress.losses) == (TaskStatus.QUEUED, 1)
+        assert (waiting.task.status, waiting.progress.attempt) == (TaskStatus.QUEUED, 0)
+        other = Worker(service.engine, capacity=2)
+        await other.claim()
+        while len(other.running) < 2:
+            await other.claim(wait=5.0)
+        assert other.running == {long: 2, behind: 1}
+        assert await other.tell(long) == "done"
+
+    long_ids: list[str] = []
+
+    def work(order: WorkOrder) -> tuple[float, Outcome]:
+        return (600.0 if order.task_id in long_ids else 10.0), DONE
+
+    play(scenario, work, **PULL)

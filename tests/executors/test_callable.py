@@ -67,6 +67,11 @@ async def test_a_function_sees_the_order_by_the_names_of_the_api() -> None:
     }  # fmt: skip
 
 
+async def test_a_function_gets_empty_params_for_a_task_without_any() -> None:
+    async with opened(calling("seen")) as executor:
+        assert result_of(await executor.execute(order("run")))["params"] == {}
+
+
 async def test_a_function_that_returns_nothing_has_no_result() -> None:
     assert await outcome_of("nothing") == Succeeded()
 

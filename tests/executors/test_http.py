@@ -274,7 +274,7 @@ def test_a_pause_that_cannot_be_read_is_none(text: str) -> None:
 async def test_an_endpoint_that_is_not_there_charged_nothing() -> None:
     async with opened(HttpTarget(url=f"http://127.0.0.1:{free_port()}/")) as executor:
         failure = failure_of(await executor.execute(order()))
-    assert failure.error.startswith("the executor cannot be reached: ")
+    assert failure.error.startswith("executor cannot be reached: ")
     assert failure.is_transient
     assert failure.usage == NOTHING_USED
 
@@ -298,7 +298,7 @@ async def test_what_breaks_after_the_request_was_sent_has_unknown_usage(answer: 
         opened(HttpTarget(url=endpoint.url)) as executor,
     ):
         failure = failure_of(await executor.execute(order()))
-    assert failure.error.startswith("the executor did not answer: ")
+    assert failure.error.startswith("executor did not answer: ")
     assert failure.is_transient
     assert failure.is_cut
     assert failure.usage == UNKNOWN_USAGE
@@ -324,7 +324,7 @@ async def test_an_answer_that_cannot_be_read_is_booked_as_held(
         opened(HttpTarget(url=endpoint.url)) as executor,
     ):
         failure = failure_of(await executor.execute(order()))
-    assert failure.error == f"the answer of the executor cannot be read: {error}"
+    assert failure.error == f"executor sent an answer that cannot be read: {error}"
     assert failure.is_transient is is_transient
     assert failure.is_cut
     assert failure.usage == UNKNOWN_USAGE
@@ -564,7 +564,7 @@ async def test_a_certificate_is_verified(own_certificate: ssl.SSLContext) -> Non
         url = endpoint.url.replace("http:", "https:")
         async with opened(HttpTarget(url=url)) as executor:
             failure = failure_of(await executor.execute(order()))
-    assert failure.error.startswith("the executor cannot be reached: ")
+    assert failure.error.startswith("executor cannot be reached: ")
     assert "certificate" in failure.error.lower()
     assert failure.usage == NOTHING_USED
     assert endpoint.seen == []

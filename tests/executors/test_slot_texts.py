@@ -188,7 +188,9 @@ def test_only_so_many_keys_are_remembered_and_none_is_shown() -> None:
 async def test_what_comes_back_with_the_key_of_a_slot_is_shown_to_its_slot(status: int) -> None:
     seen: list[tuple[str, int, str, float]] = []
 
-    def observe(slot: str, status: int, headers: Mapping[str, str], now: float) -> None:
+    def observe(
+        slot: str, status: int, headers: Mapping[str, str], now: float, **_: object
+    ) -> None:
         seen.append((slot, status, headers["x-ratelimit-remaining-tokens"], now))
 
     clock = VirtualClock()
@@ -205,6 +207,46 @@ async def test_what_comes_back_with_the_key_of_a_slot_is_shown_to_its_slot(statu
 
 
 KEYED = {"authorization": "Bearer {slot.key}"}
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "body", "refused"),
+    [
+        (CHAT, {"headers": KEYED}, 401, b"{}", "k-work-123"),
+        (CHAT, {"headers": KEYED}, 403, b'{"error":{"code":"key_revoked"}}', "k-work-123"),
+        # About what was asked, and not about the key.
+        (CHAT, {"headers": KEYED}, 403, b"{}", ""),
+        (CHAT, {"headers": KEYED}, 401, b'{"error":{"code":"insufficient_permissions"}}', ""),
+        (CHAT, {"headers": KEYED}, 500, b"{}", ""),
+        # An endpoint of the user's own, or one that got no key.
+        ("/agent", {"headers": KEYED}, 401, b"{}", ""),
+        (CHAT, {}, 401, b"{}", ""),
+    ],
+)
+async def test_a_slot_is_shown_that_a_model_api_refused_its_key(
+    path: str, fields: dict[str, Any], status: int, body: bytes, refused: str
+) -> None:
+    seen: list[tuple[str, int, str]] = []
+
+    def observe(
+        slot: str, status: int, _: Mapping[str, str], __: float, *, refused_key: str = ""
+    ) -> None:
+        seen.append((slot, status, refused_key))
+
+    async with running_endpoint(reply(status, body)) as endpoint:
+        executor = build_executor(
+            "it",
+            HttpTarget(url=endpoint.url + path, provider="openai", **fields),
+            environ=PATH,
+            clock=VirtualClock(),
+            slot_keys=read_key,
+            observe_slot=observe,
+        )
+        await executor.open()
+        failure_of(await executor.execute(on("work")))
+        await executor.close()
+    assert seen == [("work", status, refused)]
 
 
 @pytest.mark.parametrize(
@@ -233,7 +275,7 @@ async def test_a_pause_is_of_a_slot_only_where_its_provider_answered(
             environ=PATH,
             clock=VirtualClock(),
             slot_keys=read_key,
-            observe_slot=lambda name, *_: seen.append(name),
+            observe_slot=lambda name, *_, **__: seen.append(name),
         )
         await executor.open()
         order = msgspec.structs.replace(on("work"), names_slot=names_slot)

@@ -249,6 +249,9 @@ class BillingUpstream:
 
     def __init__(self, *keys: str, models: tuple[str, ...] = MODELS) -> None:
         self.models = models
+        self.list_faults: dict[str, int] = {}
+        """The status with which keys are refused the list of models."""
+
         self.accounts = {key: Account(key) for key in keys}
         self.bill: list[Charge] = []
         self.script: deque[Plan] = deque()
@@ -348,7 +351,11 @@ class BillingUpstream:
         if method == "HEAD":
             connection.send_json(200, {})
         elif path == "/v1/models" and method == "GET":
-            connection.send_json(200, models_body(self.models, is_anthropic=is_anthropic))
+            status = 401 if self._knows_all and request.key not in self.accounts else 200
+            status = self.list_faults.get(request.key, status)
+            body = models_body(self.models, is_anthropic=is_anthropic)
+            error = error_body("messages" if is_anthropic else "chat", status, "no list for it")
+            connection.send_json(status, body if status == 200 else error)
         elif path.startswith("/v1/responses/") and path.rpartition("/")[2] in self._responses:
             identity = path.rpartition("/")[2]
             found = self._responses[identity]

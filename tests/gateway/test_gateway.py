@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,9 @@ async def make_token(gateway: GatewayService, **bounds: Any) -> str:
     """Return a new token."""
     now = gateway.service.engine.now()
     permissions: tuple[Permission, ...] = ("submit", "read")
-    new = new_token(name="t", permissions=permissions, now=now, bounds=Bounds(**bounds))
+    new = new_token(
+        name=secrets.token_hex(4), permissions=permissions, now=now, bounds=Bounds(**bounds)
+    )
     await gateway.service.api.tokens.add(new.kept)
     return new.text
 

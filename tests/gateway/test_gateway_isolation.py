@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import httpx2
@@ -41,7 +42,7 @@ async def token(gateway: GatewayService, project_id: str) -> dict[str, str]:
     now = gateway.service.engine.now()
     permissions: tuple[Permission, ...] = ("submit", "read")
     bounds = Bounds(project_id=project_id)
-    new = new_token(name="t", permissions=permissions, now=now, bounds=bounds)
+    new = new_token(name=secrets.token_hex(4), permissions=permissions, now=now, bounds=bounds)
     await gateway.service.api.tokens.add(new.kept)
     return {"authorization": f"Bearer {new.text}"}
 

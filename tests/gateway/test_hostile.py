@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 import logging
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -232,7 +233,9 @@ def test_no_key_and_no_token_is_anywhere(tmp_path: Path, caplog: pytest.LogCaptu
         seen: list[str] = []
         async with gateway_service(tmp_path, environ=KEYS) as gateway:
             now = gateway.service.engine.now()
-            made = new_token(name="t", permissions=("submit", "read", "admin"), now=now)
+            made = new_token(
+                name=secrets.token_hex(4), permissions=("submit", "read", "admin"), now=now
+            )
             await gateway.service.api.tokens.add(made.kept)
             own = "sk-own-canary-5555"
             for headers in (
@@ -342,7 +345,9 @@ def test_a_tenant_whose_requests_fail_does_not_close_the_upstream(
         async with gateway_service(tmp_path, "[projects.a]\n") as gateway:
             now = gateway.service.engine.now()
             bounds = Bounds(project_id="a")
-            made = new_token(name="t", permissions=("submit",), now=now, bounds=bounds)
+            made = new_token(
+                name=secrets.token_hex(4), permissions=("submit",), now=now, bounds=bounds
+            )
             await gateway.service.api.tokens.add(made.kept)
             tenant = {"authorization": f"Bearer {made.text}"}
             for _ in range(3 * CIRCUIT_FAILURES):

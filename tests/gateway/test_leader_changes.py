@@ -28,9 +28,11 @@ from gateway.gateway_service import (
     RESPONSES,
     GatewayService,
     asking,
+    error_of,
     gateway_service,
 )
 from gateway.test_task_calls import claim, ended, submit
+from headgate.engine import call_registry
 from headgate.engine import node as node_module
 from headgate.gateway.gateway import Patience
 from headgate.gateway.relay import FORWARDED_SECONDS, Place, forwarded_mark, key_of_request
@@ -249,6 +251,42 @@ async def test_a_call_that_waits_keeps_its_place_when_another_node_decides(
         await nodes.check_books()
 
 
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("asked", ["first", "second"])
+async def test_a_place_that_is_kept_for_a_retry_is_kept_by_the_next_node(
+    tmp_path: Path, postgres: PostgresServer, kind: str, asked: str
+) -> None:
+    """The retry comes to the other node; one that is cut off need not come back for it."""
+    text = BUDGET + "[gateway]\nhold_seconds = 1.0\n"
+    async with two_nodes(tmp_path, postgres, text) as nodes:
+        running = await nodes.begin(TEAM, is_noted=True)
+        told = await getattr(nodes, asked).ask(TEAM, "[[mark kept]]")
+        assert told.status_code == 429, told.text
+        call_id = told.headers["x-headgate-call-id"]
+        (before,) = nodes.first.calls.kept()
+        await nodes.first.calls.settled(seconds=20.0)
+        await nodes.change(kind)
+        assert list(nodes.second.calls.kept()) == [before]
+        later = Waiter(nodes.second, TEAM, "[[mark later]]", is_stream=True)
+        await nodes.second.until_waiting()
+        again = nodes.second.start(TEAM, "[[mark kept]]")
+        await nodes.second.until_waiting(2)
+        why = nodes.second.calls.why(call_id)
+        assert why is not None
+        assert why.position == 1
+        nodes.upstream.releases.add("later")
+        while (answer := await again).status_code == 429:
+            again = nodes.second.start(TEAM, "[[mark kept]]")
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-headgate-call-id"] == call_id
+        assert "42" in await later.text
+        assert (await running).status_code == 200
+        await nodes.come_back()
+        assert not [*nodes.first.calls.kept(), *nodes.second.calls.kept()]
+        await nodes.check_books()
+        assert await nodes.second.calls._store.places_elsewhere("") == ()
+
+
 class Waiter:
     """A client that waits for an answer, and says when its stream is open."""
 
@@ -387,6 +425,37 @@ async def test_a_node_that_is_cut_off_from_the_store_grants_nothing_after_its_le
         await nodes.come_back()
         assert (await late).status_code == 200
         await nodes.check_books()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("escrow", ["", WITHOUT_ESCROW], ids=["escrow", "one by one"])
+async def test_a_call_whose_money_the_store_does_not_answer_for_ends_in_time_and_costs_nothing(
+    tmp_path: Path,
+    postgres: PostgresServer,
+    monkeypatch: pytest.MonkeyPatch,
+    escrow: str,
+    *,
+    is_stream: bool,
+) -> None:
+    monkeypatch.setattr(call_registry, "ADMIT_SECONDS", 0.5)
+    async with running_proxy(StoreLink(postgres.socket_path)) as link:
+        assert isinstance(link, StoreLink)
+        store = link.through(postgres.new_schema())
+        async with gateway_service(tmp_path, BUDGET + escrow, store=store) as gateway:
+            assert (await gateway.ask(CHAT)).status_code == 200
+            link.hold()
+            answer = await gateway.ask(f"/p/team{CHAT}", is_stream=is_stream)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert answer.headers.get("x-should-retry") != "false"
+            assert error_of(answer)["code"] == "unavailable"
+            assert len(gateway.upstream.requests) == 1
+            link.release()
+            record = await gateway.record(answer)
+            assert (record.state.value, record.micro_usd) == ("failed", None)
+            assert record.error == error_of(answer)["message"]
+            status = await gateway.status("project:team")
+            assert (status["spentTokens"], float(status["reservedUsd"])) == (0, 0.0)
+            assert (await gateway.ask(f"/p/team{CHAT}")).status_code == 200
 
 
 async def test_a_call_that_no_node_decides_about_waits_for_one(

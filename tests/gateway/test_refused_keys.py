@@ -11,14 +11,18 @@ import pytest
 
 from gateway.billing_upstream import BillingUpstream, Plan
 from gateway.gateway_service import (
+    ANTHROPIC_VERSION,
     CHAT,
     MESSAGES,
     GatewayService,
+    asking,
     error_of,
     gateway_service,
 )
+from gateway.test_task_calls import ended
+from headgate.engine.slots.slot import KeySlot
 from headgate.errors import StoreUnavailableError
-from headgate.gateway.protocols import refuses_key
+from headgate.providers.provider import refuses_key
 
 KEYS = {"FIRST_KEY": "wrong-key-of-first", "SECOND_KEY": "good-key-of-second"}
 SLOTS = """
@@ -232,7 +236,7 @@ def test_a_refused_key_is_told_also_while_the_store_is_away(
             async def away(*_: object) -> None:
                 raise StoreUnavailableError("the store is away")
 
-            monkeypatch.setattr(gateway.service.api.slots, "refuse_key", away)
+            monkeypatch.setattr(KeySlot, "refuse_key", away)
             answer = await gateway.ask(MESSAGES)
             assert answer.status_code == 401, answer.text
             for slot in ("slot first (FIRST_KEY)", "slot second (SECOND_KEY)"):
@@ -240,6 +244,25 @@ def test_a_refused_key_is_told_also_while_the_store_is_away(
             assert len(gateway.upstream.requests) == 2
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("fault", ["refused", "failing", "disabled"])
+async def test_models_are_listed_with_the_next_key_where_the_first_one_does_not_work(
+    tmp_path: Path, fault: str
+) -> None:
+    good = (KEYS["SECOND_KEY"],) if fault == "refused" else ()
+    async with gateway_service(
+        tmp_path, upstreams=SLOTS, environ=KEYS, upstream=BillingUpstream(*good)
+    ) as gateway:
+        if fault == "failing":
+            gateway.upstream.list_faults[KEYS["FIRST_KEY"]] = 503
+        elif fault == "disabled":
+            await gateway.client.post("/slots/first/disable")
+        answer = await gateway.client.get("/v1/models", headers=ANTHROPIC_VERSION)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["data"]) == len(gateway.upstream.models)
+        assert sent_with(gateway, "FIRST_KEY") == (fault != "disabled")
+        assert sent_with(gateway, "SECOND_KEY") == 1
 
 
 @pytest.mark.parametrize("own", [{}, {"authorization": "Bearer sk-own"}])
@@ -259,6 +282,39 @@ def test_a_key_that_is_none_is_told_for_what_it_is(tmp_path: Path, own: dict[str
             assert not gateway.upstream.requests
 
     asyncio.run(scenario())
+
+
+TARGET = """
+[targets.model]
+kind = "http"
+url = "{url}/v1/messages"
+provider = "anthropic"
+body = "input"
+[targets.model.headers]
+x-api-key = "{slot.key}"
+anthropic-version = "2023-06-01"
+"""
+
+
+async def test_a_key_that_is_refused_to_a_task_disables_its_slot_too(tmp_path: Path) -> None:
+    text = SLOTS + TARGET
+    async with gateway_service(
+        tmp_path, upstreams=text, environ=KEYS, upstream=BillingUpstream(KEYS["SECOND_KEY"])
+    ) as gateway:
+        wanted = {"target": "model", "projectId": "default", "input": asking(MESSAGES)}
+        ends = []
+        for _ in range(3):
+            answer = await gateway.client.post("/tasks", json=wanted)
+            assert answer.status_code == 202, answer.text
+            ends.append(await ended(gateway, answer.json()["taskId"]))
+            # The task has ended when the slot may still be on its way to the store.
+            await gateway.until(lambda: not gateway.service.api.slots._refusing)
+        assert [one.task.status.value for one in ends] == ["failed", "done", "done"]
+        assert "401" in (ends[0].error or "")
+        assert sent_with(gateway, "FIRST_KEY") == 1
+        assert (await states(gateway))["first"] == "disabled"
+        shown = (await gateway.client.get("/slots/first")).json()
+        assert "FIRST_KEY" in json.dumps(shown)
 
 
 SAID = [

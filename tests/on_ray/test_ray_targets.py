@@ -262,6 +262,34 @@ def test_a_service_that_comes_back_goes_on(
     assert lines(file) == ["began", "ended"]
 
 
+def wait_for_progress(service: ServiceProcess, task_id: str, fraction: float) -> None:
+    wait_until(
+        lambda: service.task(task_id).get("progress", {}).get("fraction") == fraction,
+        seconds=SECONDS,
+        what=lambda: str(service.task(task_id)),
+    )
+
+
+def test_the_latest_report_shows_and_goes_on_after_a_restart(
+    service: ServiceProcess, tmp_path: Path
+) -> None:
+    release, again = tmp_path / "release", tmp_path / "again"
+    params = {"seconds": 600, "release": str(release), "again": str(again), "reports": 500}
+    task_id = service.submit(params=params)
+    # Of many within a second the last one arrives, too.
+    wait_for_progress(service, task_id, 0.499)
+    assert service.task(task_id)["progress"]["text"] == "file 499"
+    service.kill()
+    service.start()
+    assert service.task(task_id)["progress"]["fraction"] == 0.499
+    again.touch()
+    wait_for_progress(service, task_id, 0.9)
+    release.touch()
+    task = service.wait_for(task_id, seconds=SECONDS)
+    assert (task["state"], task["result"]["attempt"]) == ("done", 1)
+    assert "progress" not in task
+
+
 def test_work_that_ended_meanwhile_is_collected(service: ServiceProcess, tmp_path: Path) -> None:
     file, release = tmp_path / "lines", tmp_path / "release"
     params = {"file": str(file), "seconds": 600, "release": str(release)}

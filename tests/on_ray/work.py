@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import headgate
 from headgate.executors.ray_cluster import Holder
 
 
@@ -27,10 +28,15 @@ def run(order: Mapping[str, Any]) -> dict[str, object]:
         raise ValueError("no such thing")
     if order["action"] == "large":
         return {"text": "x" * int(params["bytes"])}
+    if "reports" in params:
+        for number in range(int(params["reports"])):
+            headgate.report_progress(number / 1_000, f"file {number}")
     ends_at = time.monotonic() + float(params.get("seconds", 0.0))
     release = params.get("release")
     while time.monotonic() < ends_at and not (release and Path(release).exists()):
         time.sleep(0.02)
+        if "again" in params and Path(params["again"]).exists():
+            headgate.report_progress(0.9, "nearly there")
     if "file" in params:
         note(params, "ended")
     return {

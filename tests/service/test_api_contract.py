@@ -144,7 +144,7 @@ def reserved(explorer: Explorer) -> tuple[None, object]:
 
 
 def token_made(explorer: Explorer) -> tuple[str, object]:
-    wish = {"name": "x", "permissions": ["read"]}
+    wish = {"name": uuid.uuid4().hex, "permissions": ["read"]}
     return str(explorer.ask("POST", "/tokens", wish)["id"]), None
 
 
@@ -166,7 +166,7 @@ REAL: tuple[tuple[str, str, Prepare], ...] = (
     ("POST", "/budgets/extend", reserved),
     ("POST", "/budgets/commit", reserved),
     ("POST", "/budgets/release", reserved),
-    ("POST", "/tokens", with_body({"name": "y", "permissions": ["read"], "agentId": "a"})),
+    ("POST", "/tokens", lambda _: (None, {"name": uuid.uuid4().hex, "permissions": ["read"]})),
     ("DELETE", "/tokens/{id}", token_made),
     ("GET", "/projects/{id}", named("default")),
     ("PATCH", "/projects/{id}", named("default", {"creditWeight": 2})),

@@ -47,14 +47,21 @@ def test_a_service_that_stops_is_not_ready_while_a_call_runs(
             assert service.wait() == 0
 
 
+@pytest.mark.parametrize("store", ["sqlite", "postgres"])
 def test_a_task_that_finishes_during_a_stop_may_still_call_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    store: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    """The only node goes on to decide about calls, also where others could join."""
     monkeypatch.setenv("TASKS_KEY", KEY)
+    is_shared = store == "postgres"
+    where = ("--store", request.getfixturevalue("postgres_url")) if is_shared else ()
     script = "print([ask('[[words 5]] [[delay 0.5]]')[0] for _ in range(4)])\n"
     with upstream_in_thread(KEY) as upstream:
         path = settings(tmp_path, upstream.openai_url, script)
-        with running_service(tmp_path, "--config", str(path)) as service:
+        with running_service(tmp_path, "--config", str(path), *where) as service:
             task_id = service.submit(target="agent", estimate={"tokens": 2_000})
             wait_until(lambda: upstream.requests, seconds=30.0)
             service.send(signal.SIGTERM)

@@ -23,6 +23,10 @@ worker_lease_seconds = {lease_seconds}
 
 [agents.a]
 target = "pull"
+
+[targets.here]
+kind = "callable"
+entry_point = "service.work:report_and_run"
 """
 LEASE_SECONDS = 2.0
 SOON_SECONDS = 60.0
@@ -129,6 +133,46 @@ def test_a_task_whose_worker_is_killed_or_stands_still_is_run_by_another(
         assert second.process.poll() is fourth.process.poll() is None
 
 
+@pytest.mark.parametrize("target", ["pull", "here"])
+def test_how_far_a_function_says_it_is_shows_until_it_ends(
+    tmp_path: Path, settings: Path, target: str
+) -> None:
+    until = tmp_path / "until"
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        workers_of(service) as start,
+    ):
+        start("first", "--run", "service.work:report_and_run")
+        task_id = service.submit(target=target, params={"until": str(until)})
+        wait_until(
+            lambda: service.task(task_id).get("progress", {}).get("fraction") == 0.5,
+            seconds=SOON_SECONDS,
+            what=lambda: str(service.task(task_id)),
+        )
+        task = service.task(task_id)
+        assert task["progress"]["text"] == "half \\x1b way"
+        assert service.ask("GET", f"/tasks/{task_id}/why").body["progress"] == task["progress"]
+        until.touch()
+        assert "progress" not in service.wait_for(task_id)
+
+
+def test_a_worker_says_why_a_task_failed_and_where_its_function_raised(
+    tmp_path: Path, settings: Path
+) -> None:
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        workers_of(service) as start,
+    ):
+        worker = start("first", "--run", "service.work:fail")
+        task = service.submit(params={"why": "no disk"})
+        assert service.wait_for(task)["error"] == "OSError: no disk"
+        worker.says(f"headgate worker: task {task} is failed: OSError: no disk\n")
+        assert "Traceback" in worker.output()
+        assert 'raise OSError(order["params"]["why"])' in worker.output()
+        worker.process.send_signal(signal.SIGINT)
+        worker.says("has finished 1 task\n")
+
+
 def test_a_task_goes_on_while_the_service_is_killed_and_is_recorded_once(
     tmp_path: Path, settings: Path
 ) -> None:
@@ -178,6 +222,57 @@ def test_ctrl_c_finishes_what_runs_and_a_second_one_gives_it_back(
         assert service.wait_for(task_id, "queued")["attempt"] == 1
         (reason,) = service.ask("GET", f"/tasks/{task_id}/why").body["reasons"]
         assert reason["message"].startswith("no worker of agent a is connected, since ")
+
+
+def test_tasks_of_a_killed_worker_are_lost_and_run_again_though_they_may_not_fail(
+    tmp_path: Path, settings: Path
+) -> None:
+    """A spot machine goes without a word, with all that it has."""
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        workers_of(service) as start,
+    ):
+        run = ("--run", "service.work:note_and_run", "--capacity", "3")
+        notes = [tmp_path / f"notes-{number}" for number in range(3)]
+        spot = start("spot", *run)
+        tasks = [
+            service.submit(params={"notes": str(path), "seconds": 5}, maxAttempts=1)
+            for path in notes
+        ]
+        for path in notes:
+            noted(path, "begins 1")
+        spot.process.kill()
+        start("other", *run)
+        for task_id, path in zip(tasks, notes, strict=True):
+            done = service.wait_for(task_id)
+            assert (done["state"], done["attempt"], done["result"]) == ("done", 2, {"attempt": 2})
+            noted(path, "begins 1", "begins 2", "ends 2")
+
+
+def test_sigterm_hands_back_what_does_not_end_within_the_grace_period(
+    tmp_path: Path, settings: Path
+) -> None:
+    # The lease is long: what comes back sooner was handed back, and not missed.
+    settings.write_text(SETTINGS.format(lease_seconds=600))
+    with (
+        running_service(tmp_path, "--config", str(settings)) as service,
+        workers_of(service) as start,
+    ):
+        notes, run = tmp_path / "notes", ("--run", "service.work:note_and_run")
+        leaving = start("leaving", *run, "--drain-seconds", "1")
+        task_id = service.submit(params={"notes": str(notes), "seconds": 90}, maxAttempts=1)
+        noted(notes, "begins 1")
+        behind = service.submit(params={"notes": str(tmp_path / "behind")})
+        leaving.process.send_signal(signal.SIGTERM)
+        leaving.says("finishes what runs within 1 seconds, and hands back the rest")
+        assert leaving.process.wait(SOON_SECONDS) == 0
+        assert "1 tasks still run; they are stopped and handed back" in leaving.output()
+        noted(notes, "begins 1", "stopped 1")
+        assert service.task(task_id)["state"] == "queued"
+        assert service.task(behind)["attempt"] == 0
+        start("other", *run, "--capacity", "2")
+        noted(notes, "begins 1", "stopped 1", "begins 2")
+        assert service.wait_for(behind)["state"] == "done"
 
 
 def test_a_cancel_reaches_the_command_of_a_worker(tmp_path: Path, settings: Path) -> None:

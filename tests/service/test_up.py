@@ -23,7 +23,7 @@ import pytest
 from executors.endpoint import free_port
 from headgate.app import STORE_FILE
 from headgate.cli.connection import Connection, find_service
-from headgate.storage.data_lock import LOCK_NAME, hold_directory
+from headgate.storage.data_lock import LOCK_NAME, hold_directory, service_address
 from headgate.storage.sqlite import SqliteTaskStore
 from service.support import Gate, ServiceProcess, running_service, wait_until
 
@@ -216,6 +216,8 @@ def test_a_port_that_another_service_has_is_told_so(tmp_path: Path) -> None:
         port = urlsplit(service.address).port or 0
         _, output = refused(tmp_path, "--data", str(tmp_path / "other"), port=port)
     assert f"port {port} is in use by another Headgate; stop it" in output
+    # The other one has the port: commands with this directory must not reach it.
+    assert service_address(tmp_path / "other") == ""
 
 
 def test_the_next_node_of_a_store_sends_people_to_the_token_of_the_first(

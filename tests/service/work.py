@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import headgate
+
 FOREVER_SECONDS = 3_600.0
 LOOK_SECONDS = 0.02
 
@@ -45,6 +47,19 @@ async def note_and_run(order: Mapping[str, Any]) -> object:
         raise
     _note(path, f"ends {attempt}")
     return {"attempt": attempt}
+
+
+async def report_and_run(order: Mapping[str, Any]) -> object:
+    """Say how far it is, on the loop and on a thread, until the file is there that is named."""
+    headgate.report_progress(0.25, "begun")
+    await asyncio.to_thread(headgate.report_progress, 0.5, "half \x1b way")
+    await until_there(Path(order["params"]["until"]))
+    return {"attempt": order["attempt"]}
+
+
+def fail(order: Mapping[str, Any]) -> object:
+    """Raise what the task says."""
+    raise OSError(order["params"]["why"])
 
 
 def _note(path: Path, line: str) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from headgate.config import overrides
-from headgate.config.overrides import Override, StoredChange
+from headgate.config.overrides import Override, ReplacedBudget, StoredChange
 from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.money import Tokens
@@ -104,7 +104,7 @@ async def test_overrides_budgets_and_the_entry_are_written_together(place: Place
         other = Override(kind="budgets", name="session:s", key="limit_tokens", value=5)
         entry = AuditEntry(actor=WHO, action="project.patch")
         limits = {Scope("session:s"): Limit(limit_tokens=Tokens(5))}
-        await adopted(scene.store, begun=(one, other), budgets=limits, entry=entry)
+        await adopted(scene.store, begun=(one, other), budgets=limits, entries=(entry,))
         found = await scene.store.ask(overrides.read_overrides)
         assert [(row.path, row.value, row.by) for row in found] == [
             (other.path, 5, ""),
@@ -123,14 +123,30 @@ def _configured(transaction):  # type: ignore[no-untyped-def]  # noqa: ANN001, A
 
 def test_what_is_run_in_the_store_can_be_sent_to_another_process() -> None:
     entry = AuditEntry(actor=WHO, action="act")
+    change = StoredChange(entries=(entry,))
     for operation in (
         partial(audit._write_one, entry=entry),
-        partial(overrides.store_change, stored_change=StoredChange(entry=entry), keeps_ledger=True),
+        partial(overrides.store_change, stored_change=change, keeps_ledger=True),
         partial(overrides.busy_names, asked=(("projects", "a"),)),
         partial(queries.count_part, wanted=BulkFilter(states=LIVE)),
         partial(queries.take_up, pairs=[("a", "b")]),
     ):
         assert pickle.loads(pickle.dumps(operation)).func is operation.func
+
+
+async def test_a_replaced_budget_is_told_of_until_somebody_changes_it(place: Place) -> None:
+    replaced = [
+        ReplacedBudget(name=name, before="$5.00 a day set by hand", after="$100.00")
+        for name in ("root", "session:s")
+    ]
+    async with place.scene() as scene:
+        question = partial(overrides.read_replaced_budgets, since=scene.clock())
+        await adopted(scene.store, entries=tuple(one.entry for one in replaced))
+        assert await scene.store.ask(question) == (replaced[1], replaced[0])
+        await AuditLog(scene.store).record(WHO, "budget.patch", "root")
+        assert await scene.store.ask(question) == (replaced[1],)
+        later = partial(overrides.read_replaced_budgets, since=scene.clock() + 1)
+        assert await scene.store.ask(later) == ()
 
 
 async def test_what_still_has_tasks_is_busy(place: Place) -> None:

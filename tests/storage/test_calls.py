@@ -25,6 +25,7 @@ from headgate.storage.call_rows import (
     CallQuery,
     CallStore,
     EndedCall,
+    KeptPlace,
     first_call_id_at,
 )
 from headgate.storage.sql_store import StoreLedger
@@ -611,3 +612,28 @@ async def test_calls_that_run_at_other_nodes_are_counted_while_these_live(place:
         assert await elsewhere(AWAY) == [here.id]
         assert await store.ended([there.id, here.id]) == (done,)
         assert await store.ended([]) == ()
+
+
+async def test_a_kept_place_is_noted_for_the_next_node_and_is_no_call_that_runs(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        store = CallStore(scene.store)
+        waits = {"state": CallState.WAITING, "ended_at": None, "tokens": None, "micro_usd": None}
+        one, two = (ended(scene, **waits) for _ in range(2))
+        places = [KeptPlace("i1", 50.0, one), KeptPlace("i2", 60.0, two)]
+        await store.note_places(places, node_id=AWAY)
+        assert await store.places_elsewhere(HERE) == tuple(places)
+        assert await store.places_elsewhere(AWAY) == ()
+        assert await store.running_elsewhere(HERE, seen_after=0.0) == ()
+        later = scene.clock() + 1_000.0
+        assert await store.end_lost(later, without=(), with_dead_nodes=True) == []
+        await store.note_places(places[1:], node_id=HERE)
+        assert await store.places_elsewhere(HERE) == (places[0],)
+        running = msgspec.structs.replace(one, state=CallState.RUNNING)
+        await store.note_running([running], node_id=AWAY)
+        assert await store.places_elsewhere("") == (places[1],), "the other one has come back"
+        assert await store.end_lost(later, without=()) != []
+        over = msgspec.structs.replace(two, state=CallState.CANCELLED, ended_at=scene.clock())
+        await store.finish([EndedCall(record=over, is_noted=True)])
+        assert await store.places_elsewhere("") == ()

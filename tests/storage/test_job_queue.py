@@ -11,6 +11,7 @@ from headgate.storage.writer import (
     ALONE_SECONDS,
     MAX_BATCH,
     MAX_BYTES_OF_CALLER,
+    MAX_GREEDY_JOBS,
     MAX_JOBS_OF_CALLER,
     WRITER_PAUSES,
     Askers,
@@ -93,6 +94,54 @@ async def test_beside_others_a_caller_is_in_one_transaction_of_three() -> None:
     assert stage.whose() == {"": 1}
     stage.clock.now += WRITER_PAUSES * 0.25
     assert stage.whose() == {"greedy": MAX_JOBS_OF_CALLER}
+
+
+async def test_greedy_callers_are_together_in_one_transaction_of_three() -> None:
+    stage = Stage()
+    for who in ("greedy 1", "greedy 2", "greedy 3"):
+        stage.ask(who, 1_000)
+    stage.ask("modest")
+    first = stage.frame()
+    stage.queue.answered(first, 0.2)
+    pause_seconds = WRITER_PAUSES * 0.2
+    assert stage.queue.seconds_left() == pytest.approx(pause_seconds)
+    # Whoever had less than others goes on at once.
+    stage.ask("modest")
+    assert stage.whose() == {"modest": 1}
+    stage.clock.now += pause_seconds / 2
+    assert stage.frame() == []
+    stage.clock.now += pause_seconds / 2
+    assert sum(stage.whose().values()) == MAX_GREEDY_JOBS
+    # The third of them, which was not among these, waits for their answer as they do.
+    assert stage.frame() == []
+    assert stage.queue.seconds_left() is None
+
+
+async def test_the_greedy_take_turns() -> None:
+    stage = Stage()
+    names = [f"greedy {number}" for number in range(5)]
+    had = dict.fromkeys(names, 0)
+    for _ in range(10):
+        for who in names:
+            stage.ask(who, MAX_JOBS_OF_CALLER)
+        frame = stage.frame()
+        for job in frame:
+            had[job.who] += 1
+        stage.queue.answered(frame, 0.01)
+        stage.clock.now += WRITER_PAUSES * 0.01
+    assert max(had.values()) <= min(had.values()) + 2 * MAX_JOBS_OF_CALLER
+
+
+async def test_what_a_caller_had_is_forgotten() -> None:
+    stage = Stage()
+    stage.ask("greedy", 10)
+    stage.ask("modest")
+    stage.queue.answered(stage.frame(), 0.01)
+    stage.clock.now += 10.0
+    stage.ask("modest", 2)
+    stage.queue.answered(stage.frame(), 0.01)
+    stage.ask("greedy")
+    assert stage.whose() == {"greedy": 1}
 
 
 async def test_a_caller_that_is_alone_fills_transaction_after_transaction() -> None:

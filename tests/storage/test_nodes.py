@@ -26,10 +26,11 @@ def join(tables: Tables, node_id: str, *, now: float, capacity: int = 4) -> None
     tables.do(lambda tx: nodes.join(tx, node, now + LEASE_SECONDS))
 
 
-def beat(tables: Tables, node_id: str, *, now: float, capacity: int = 4) -> Beat:
-    return tables.do(
-        lambda tx: nodes.beat(tx, node_id, capacity=capacity, now=now, lease_seconds=LEASE_SECONDS)
-    )
+def beat(
+    tables: Tables, node_id: str, *, now: float, capacity: int = 4, is_leaving: bool = False
+) -> Beat:
+    renew = partial(nodes.beat, capacity=capacity, now=now, lease_seconds=LEASE_SECONDS)
+    return tables.do(lambda tx: renew(tx, node_id, is_leaving=is_leaving))
 
 
 def live(tables: Tables, *, now: float) -> list[str]:
@@ -58,6 +59,28 @@ def test_a_beat_renews_the_lease_and_the_places(tables: Tables) -> None:
     assert beat(tables, "n1", now=5.0, capacity=2) == Beat(is_alive=True, lease_until=15.0)
     (node,) = tables.do(lambda tx: nodes.live(tx, 14.0))
     assert (node.capacity, node.lease_until) == (2, 15.0)
+
+
+def test_a_node_that_leaves_offers_nothing_once_another_can_dispatch(tables: Tables) -> None:
+    def offered() -> dict[str, int]:
+        return {one.id: one.capacity for one in tables.do(lambda tx: nodes.live(tx, 1.0))}
+
+    join(tables, "dead", now=-20.0)
+    join(tables, "idle", now=0.0, capacity=0)
+    join(tables, "n1", now=0.0)
+    worker = Node(id="worker-w", capacity=4, address="", agent_id="a")
+    tables.do(lambda tx: nodes.join_worker(tx, worker, now=0.0, lease_seconds=LEASE_SECONDS))
+    assert not beat(tables, "n1", now=1.0, is_leaving=True).has_heir
+    assert offered()["n1"] == 4
+    join(tables, "n2", now=1.0)
+    assert not beat(tables, "n1", now=1.0).has_heir, "who stays asks for none"
+    assert beat(tables, "n1", now=1.0, is_leaving=True).has_heir
+    assert offered()["n1"] == 0
+    assert not beat(tables, "n2", now=1.0, is_leaving=True).has_heir, "the first has left to it"
+    assert offered()["n2"] == 4
+    tables.do(lambda tx: nodes.leave(tx, "n2"))
+    assert not beat(tables, "n1", now=1.0, is_leaving=True).has_heir
+    assert offered()["n1"] == 4
 
 
 def keep(tables: Tables, node_id: str, *, now: float) -> None:

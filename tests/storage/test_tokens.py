@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headgate.core.budgets.scopes import Scope
-from headgate.errors import InvalidFieldError, LimitReachedError
+from headgate.errors import InvalidFieldError, LimitReachedError, NameTakenError
 from headgate.storage import tokens as token_rows
 from headgate.storage.audit import Actor, AuditEntry, AuditLog
 from headgate.storage.tokens import (
@@ -160,6 +160,19 @@ async def test_a_token_that_was_revoked_stays_so(place: Place) -> None:
         scene.clock.advance(5.0)
         assert await tokens.revoke(new.kept.token.id) == revoked
         assert await tokens.revoke("0" * 12) is None
+
+
+async def test_a_good_token_has_its_name_alone(place: Place) -> None:
+    async with place.scene() as scene:
+        tokens = TokenStore(scene.store)
+        first = made("ci", now=scene.clock(), expires_at=scene.clock() + 10.0)
+        await tokens.add(first.kept)
+        await tokens.add(first.kept)
+        with pytest.raises(NameTakenError, match=first.kept.token.id):
+            await tokens.add(made("ci", now=scene.clock()).kept)
+        scene.clock.advance(10.0)
+        await tokens.add(made("ci", now=scene.clock()).kept)
+        assert [token.name for token in await tokens.list()] == ["ci", "ci"]
 
 
 async def test_a_token_expires_by_the_clock_of_the_store(place: Place) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
+import msgspec
 import pytest
 
 from headgate.core.lifecycle import Usage
-from headgate.core.task import is_worker
+from headgate.core.task import AttemptReport, ProgressReport, is_worker
 from headgate.errors import LimitReachedError
 from headgate.storage import nodes
 from headgate.storage import workers as worker_visits
 from headgate.storage.store import Node, Orders, Overdue, Visit
 from headgate.storage.transaction import Transaction
+from headgate.storage.unit_of_work import UnitOfWork
 from storage.scene import AGAIN, HERE, LEASE_SECONDS, Place, Scene, ids
 
 WORKER = "worker-1"
@@ -26,6 +31,7 @@ async def visit(
     running: dict[str, int] | None = None,
     joins: bool = False,
     takes: bool = True,
+    reports: dict[str, ProgressReport] | None = None,
 ) -> Orders:
     return await scene.store.visit(
         Visit(
@@ -37,6 +43,7 @@ async def visit(
             joins=joins,
             takes=takes,
             node_id=HERE,
+            reports=reports or {},
         )
     )
 
@@ -99,6 +106,127 @@ async def test_an_agent_has_a_bounded_number_of_workers(
         assert other.is_alive
         await visit(scene, worker_id="worker-1", capacity=0)
         assert (await visit(scene, worker_id="worker-3", joins=True)).is_alive
+
+
+async def test_visits_that_come_together_are_received_in_one_transaction(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+    receive = worker_visits.receive
+
+    def counted(work: UnitOfWork, visits: Sequence[Visit]) -> list[worker_visits.Received]:
+        together.append(len(visits))
+        return receive(work, visits)
+
+    monkeypatch.setattr(worker_visits, "receive", counted)
+    async with place.scene() as scene:
+        names = [f"worker-{number}" for number in range(20)]
+        await asyncio.gather(*(visit(scene, worker_id=name, joins=True) for name in names))
+        assert len(await workers(scene)) == 20
+        for name in ("t1", "t2"):
+            await scene.submit(name)
+        await scene.assign("t1", node_id="worker-3")
+        await scene.assign("t2", node_id="worker-7")
+        together.clear()
+        found = await asyncio.gather(*(visit(scene, worker_id=name) for name in names))
+        assert sum(together) == 20
+        assert len(together) <= 2
+        handed_out = {
+            name: ids(orders.tasks)
+            for name, orders in zip(names, found, strict=True)
+            if orders.tasks
+        }
+        assert handed_out == {"worker-3": ["t1"], "worker-7": ["t2"]}
+
+
+async def test_one_visit_that_is_refused_leaves_those_beside_it_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "MAX_WORKERS_PER_AGENT", 2)
+    async with place.scene() as scene:
+        found = await asyncio.gather(
+            *(visit(scene, worker_id=f"worker-{number}", joins=True) for number in range(4)),
+            visit(scene, worker_id="worker-other", agent_id="other", joins=True),
+            visit(scene, worker_id="worker-unknown"),
+            return_exceptions=True,
+        )
+        refused = [isinstance(one, LimitReachedError) for one in found]
+        assert refused == [False, False, True, True, False, False]
+        alive = [one.is_alive for one in found if isinstance(one, Orders)]
+        assert alive == [True, True, True, False]
+
+
+async def test_a_visit_that_fails_fails_alone(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive = worker_visits.receive
+
+    def failing(work: UnitOfWork, visits: Sequence[Visit]) -> list[worker_visits.Received]:
+        if any(one.worker_id == "worker-bad" for one in visits):
+            raise ValueError("a visit that nobody foresaw")
+        return receive(work, visits)
+
+    monkeypatch.setattr(worker_visits, "receive", failing)
+    async with place.scene() as scene:
+        names = ("worker-1", "worker-bad", "worker-2")
+        found = await asyncio.gather(
+            *(visit(scene, worker_id=name, joins=True) for name in names), return_exceptions=True
+        )
+        assert [isinstance(one, Orders) for one in found] == [True, False, True]
+        assert len(await workers(scene)) == 2
+
+
+async def test_two_visits_of_a_worker_are_received_one_after_the_other(place: Place) -> None:
+    async with place.scene() as scene:
+        await visit(scene, joins=True)
+        changes = [visit(scene, capacity=capacity) for capacity in (5, 3, 4)]
+        await asyncio.gather(*changes)
+        assert [worker.capacity for worker in await workers(scene)] == [4]
+
+
+async def test_answers_that_are_too_large_together_come_one_after_the_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_visits, "MAX_TOGETHER_BYTES", 1)
+    async with place.scene() as scene:
+        names = [f"worker-{number}" for number in range(4)]
+        for number, name in enumerate(names):
+            await visit(scene, worker_id=name, joins=True)
+            await scene.submit(f"t{number}")
+            await scene.assign(f"t{number}", node_id=name)
+        found = await asyncio.gather(*(visit(scene, worker_id=name) for name in names))
+        assert [ids(orders.tasks) for orders in found] == [["t0"], ["t1"], ["t2"], ["t3"]]
+
+
+async def test_the_dispatcher_is_told_of_the_workers_that_changed_and_counts_the_others(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        for number in (1, 2, 3):
+            await visit(scene, worker_id=f"worker-{number}", joins=True)
+        told = await scene.store.news(scene.epoch)
+        assert (told.workers, told.has_all_workers) == ((3, 6), True)
+        await visit(scene, worker_id="worker-1", capacity=5)
+        await visit(scene, worker_id="worker-2", capacity=0)
+        await visit(scene, worker_id="worker-3")
+        told = await scene.store.news(scene.epoch, all_workers=False)
+        changed = [(one.id, one.capacity) for one in told.nodes if is_worker(one.id)]
+        assert changed == [("worker-1", 5)]
+        assert (told.gone_workers, told.workers) == (("worker-2",), (2, 7))
+        assert (told.records, told.gone) == ((), ())
+        await wait(scene, WORKER_LEASE_SECONDS)
+        told = await scene.store.news(scene.epoch, all_workers=False)
+        assert (told.gone_workers, told.workers) == ((), (0, 0))
+
+
+async def test_the_dispatcher_is_told_of_a_worker_that_comes_late(place: Place) -> None:
+    async with place.scene() as scene:
+        await visit(scene, joins=True)
+        await wait(scene, WORKER_LEASE_SECONDS)
+        await scene.store.news(scene.epoch)
+        await visit(scene)
+        told = await scene.store.news(scene.epoch, all_workers=False)
+        assert [one.id for one in told.nodes if is_worker(one.id)] == [WORKER]
 
 
 def kept_rows(transaction: Transaction, _now: float) -> int:
@@ -393,6 +521,63 @@ async def test_a_settlement_of_a_worker_is_news_where_it_was_not_written(place: 
         settlement = scene.settlement("t1", node_id=WORKER, cost=Usage(tokens=1, micro_usd=1))
         await scene.store.settle(settlement)
         assert ids((await scene.store.news(scene.epoch)).records) == ["t1"]
+
+
+HALF = ProgressReport(fraction=0.5, text="half")
+
+
+async def report_of(scene: Scene, task_id: str = "t1") -> ProgressReport | None:
+    return (await scene.get(task_id)).progress.report
+
+
+async def test_what_a_worker_reports_is_kept_while_the_attempt_runs(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        first_at = scene.clock()
+        await visit(scene, running={"t1": 1}, reports={"t1": HALF, "t2": HALF})
+        assert await report_of(scene) == msgspec.structs.replace(HALF, at=first_at)
+        # Sooner than a second later, and again the same: neither is written.
+        await visit(scene, running={"t1": 1}, reports={"t1": ProgressReport(fraction=0.6)})
+        await wait(scene, 2.0)
+        await visit(scene, running={"t1": 1}, reports={"t1": HALF})
+        await visit(scene, running={"t1": 1})
+        assert await report_of(scene) == msgspec.structs.replace(HALF, at=first_at)
+        await visit(scene, running={"t1": 1}, reports={"t1": ProgressReport(fraction=9.0)})
+        assert await report_of(scene) == ProgressReport(fraction=1.0, at=scene.clock())
+        await scene.settle("t1", node_id=WORKER)
+        assert await report_of(scene) is None
+
+
+async def test_a_worker_reports_of_its_own_attempts_alone(place: Place) -> None:
+    async with place.scene() as scene:
+        await with_task(scene)
+        await visit(scene)
+        await visit(scene, worker_id="worker-2", joins=True)
+        running = {"t1": 1}
+        await visit(scene, worker_id="worker-2", running=running, reports={"t1": HALF})
+        assert await report_of(scene) is None
+        await visit(scene, running={"t1": 2}, reports={"t1": HALF})
+        assert await report_of(scene) is None
+
+
+async def test_what_an_attempt_reports_is_gone_with_it(place: Place) -> None:
+    async with place.scene() as scene:
+        await scene.run("t1")
+        reports = [
+            AttemptReport(task_id="t1", attempt=1, report=HALF),
+            AttemptReport(task_id="unknown", attempt=1, report=HALF),
+        ]
+        await scene.store.report(reports)
+        assert await report_of(scene) == msgspec.structs.replace(HALF, at=scene.clock())
+        await scene.settle("t1", step=AGAIN)
+        assert await report_of(scene) is None
+        await scene.store.report(reports)
+        assert await report_of(scene) is None
+        await scene.let_time_pass(60.0)
+        await scene.assign("t1", attempt=2)
+        await scene.store.report(reports)
+        assert await report_of(scene) is None
 
 
 async def give_up(scene: Scene, task_id: str = "t1", *, attempt: int = 1) -> list[str]:

@@ -140,12 +140,18 @@ POST /agents/{id}/claim
   running          document
   running.[].taskId   task
   running.[].attempt  number
+  running.[].progress  document
+  running.[].progress.fraction  number
+  running.[].progress.text  text
 POST /agents/{id}/heartbeat
   id               agent
   workerId         worker
   running          document
   running.[].taskId   task
   running.[].attempt  number
+  running.[].progress  document
+  running.[].progress.fraction  number
+  running.[].progress.text  text
 POST /tasks/{id}/complete
   id               task
   workerId         worker

@@ -12,11 +12,11 @@ PAGE = ROOT.parent / "docs" / "how-to" / "secure.md"
 HARMLESS = ("tenants/test_harms.py::test_no_field_of_a_route_harms_another",)
 
 PROOFS: dict[str, tuple[str, ...]] = {
-    "A low estimate, weight or stated cost": (
+    "A budget stops a tenant's task even if": (
         "engine/test_claims.py::test_no_claim_passes_a_dollar_budget",
         "engine/test_claims.py::test_no_claim_passes_a_token_budget",
     ),
-    "A tenant's claim beyond its reservation and": (
+    "If a tenant claims more than its reservation": (
         "budgets/test_claims_stateful.py::test_tenants_on_the_ledger_in_memory",
         "budgets/test_claims_stateful.py::test_tenants_on_the_sqlite_ledger",
         "budgets/test_claims_stateful.py::test_tenants_on_the_redis_ledger",
@@ -25,19 +25,19 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "A tenant with an unrestricted token may claim more": (
         ("tenants/test_harms.py::test_a_token_that_is_bound_to_nothing_carries_no_budget_to_minus"),
     ),
-    "Webhook receivers that hang delay no webhook": (
+    "If webhook receivers of one project hang": (
         (
             "engine/test_webhooks.py"
             "::test_receivers_of_one_project_that_hang_delay_those_of_no_other"
         ),
     ),
-    "The tokens of a project charge a": (
+    "The tokens of a project together charge": (
         (
             "api/test_budgets_api.py"
             "::test_a_tenant_charges_a_bounded_number_of_scopes_and_others_are_not_counted"
         ),
     ),
-    "A retry may charge only what a": (
+    "A retry may charge only the budgets": (
         "api/test_auth.py::test_a_retry_charges_what_its_caller_may_charge",
         "api/test_submission.py::test_a_retry_is_trusted_where_both_of_its_senders_are",
     ),
@@ -47,16 +47,16 @@ PROOFS: dict[str, tuple[str, ...]] = {
             "::test_a_bound_token_is_told_no_figures_of_budgets_that_are_not_its_own"
         ),
     ),
-    "A clock that jumps ahead and back": (
+    "If a clock jumps ahead and back": (
         (
             "budgets/test_conformance_windows.py"
             "::test_a_clock_that_jumps_ahead_and_back_forgets_no_spending"
         ),
     ),
-    "No estimate, weight or cost takes the share": (
+    "A project cannot take the share of an equal": (
         "core/test_shares.py::test_no_claim_takes_the_share_of_an_equal_project",
     ),
-    "Other tokens' writes go into the node's": (
+    "However much one token writes": (
         (
             "storage/test_job_queue.py"
             "::test_the_write_of_another_is_in_the_next_transaction_beside_a_flood"
@@ -64,10 +64,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "storage/test_job_queue.py::test_beside_others_a_caller_is_in_one_transaction_of_three",
         "storage/test_job_queue.py::test_large_writes_of_a_caller_are_few_in_a_transaction",
     ),
-    "Other tokens find room, however many connections": (
+    "However many connections, streams or bytes": (
         "api/test_shares.py::test_however_many_take_all_they_can_the_next_finds_room",
     ),
-    "A node keeps its lease and its": (
+    "However busy one tenant keeps a node": (
         (
             "service/test_signs_of_life.py"
             "::test_a_busy_node_loses_neither_its_tasks_nor_the_dispatcher"
@@ -85,11 +85,11 @@ PROOFS: dict[str, tuple[str, ...]] = {
             "::test_without_a_descriptor_tasks_wait_and_begin_when_there_is_one"
         ),
     ),
-    "Tasks for later, refused tasks and ended tasks": (
+    "Scheduled, refused and ended tasks of one": (
         "storage/test_room.py::test_tasks_that_become_due_keep_nobody_from_submitting",
         "storage/test_room.py::test_a_large_store_takes_from_the_project_that_takes_most",
     ),
-    "A full disk refuses new work with": (
+    "If the disk is full, the service refuses": (
         "storage/test_room.py::test_a_flood_is_refused_before_the_disk_is_full_and_deletes_its_own",
         "storage/test_room.py::test_a_full_disk_heals_by_itself",
         (
@@ -100,7 +100,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "A tenant gets": (
         "tenants/test_harms.py::test_what_belongs_to_others_is_answered_like_what_does_not_exist",
     ),
-    "No worker and no target closes a slot": (
+    "No worker and no target can close a slot": (
         "api/test_closures.py::test_a_worker_that_says_a_day_pauses_its_own_agent_and_no_slot",
         "api/test_closures.py::test_a_target_closes_itself_whatever_slot_a_task_names",
     ),
@@ -110,11 +110,11 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "No webhook reaches a cloud's metadata address": (
         "webhooks/test_guard.py::test_no_entry_of_the_allow_list_opens_the_metadata_of_a_cloud",
     ),
-    "On loopback without tokens no page": (
+    "On loopback without tokens, no page": (
         "api/test_auth.py::test_without_tokens_no_page_of_another_site_reads_or_starts_anything",
         "api/test_webhooks_api.py::test_secrets_are_shown_to_nobody_without_a_token",
     ),
-    "A command with `run_as` reads neither": (
+    "A command with `run_as` cannot read": (
         (
             "executors/test_confinement.py"
             "::test_another_user_reads_neither_token_nor_environment_of_the_service"

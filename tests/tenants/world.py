@@ -11,6 +11,7 @@ import asyncio
 import http.client
 import json
 import os
+import secrets
 import time
 import uuid
 from collections.abc import Iterable, Iterator
@@ -310,7 +311,10 @@ class World:
     def _tenant(
         self, name: str, bounds: dict[str, str], permissions: list[str] | None = None
     ) -> Tenant:
-        wish = {"name": name, "permissions": permissions or PERMISSIONS} | bounds
+        wish = {
+            "name": f"{name} {secrets.token_hex(4)}",
+            "permissions": permissions or PERMISSIONS,
+        } | bounds
         answer = self.operator.ask("POST", "/tokens", wish)
         assert answer.status == 201, answer
         tenant = Tenant(self.service, answer.json["token"], kind=name)

@@ -121,10 +121,11 @@ async def test_a_refused_request_fails_for_good_and_costs_nothing(tmp_path: Path
 async def test_an_endpoint_that_is_not_there_is_tried_again_and_costs_nothing(
     tmp_path: Path,
 ) -> None:
-    one = step(http(f"http://127.0.0.1:{free_port()}"), retries=1, cost_micro_usd=70_000)
+    address = f"http://127.0.0.1:{free_port()}"
+    one = step(http(f"{address}/secret"), retries=1, cost_micro_usd=70_000)
     end, _ = await Stage(tmp_path, one).one_end(one)
     assert (end.state, end.attempt, end.micro_usd) == (TaskState.FAILED, 2, 0)
-    assert "cannot be reached" in (end.error or "")
+    assert (end.error or "").startswith(f"endpoint cannot be reached at {address}: ")
 
 
 async def test_a_function_beside_the_workflow_gets_what_the_step_gives_it(tmp_path: Path) -> None:

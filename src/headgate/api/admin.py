@@ -44,9 +44,10 @@ from headgate.api.schema.admin import (
 from headgate.api.slots import OPENED, closures_by_name, known_closures, shown_closures
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.budgets.status import ScopeStatus, has_limit
-from headgate.config import AgentSettings, budgets
+from headgate.config import AgentSettings, Settings, budgets
 from headgate.config.budget_limits import ROOT_NAME
-from headgate.config.overrides import PATCHABLE, Change, OverrideKind, written_table
+from headgate.config.messages import key_path
+from headgate.config.overrides import BUDGET_KEYS, PATCHABLE, Change, OverrideKind, written_table
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.config.state import ConfigState
 from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
@@ -56,7 +57,8 @@ from headgate.core.gates import GateClosure, GateKind, GatePart
 from headgate.core.money import plain_usd
 from headgate.core.snapshot import BUILT_IN_AGENT
 from headgate.core.task_view import ClosureBody, closure_body, exact_moment
-from headgate.errors import InvalidSettingError
+from headgate.core.text import did_you_mean, nearest
+from headgate.errors import InvalidFieldError, InvalidSettingError
 from headgate.storage.audit import AuditEntry, AuditRow
 from headgate.storage.store import LaneCount, Totals
 
@@ -348,7 +350,7 @@ async def delete_budget(api: Api, request: Request, _: str) -> Response:
     scope = _read_scope(given)
     name = scope or ROOT_NAME
     state = api.config.state
-    keys = tuple(PATCHABLE["budgets"].values())
+    keys = BUDGET_KEYS
     if name in state.tables.get("budgets", {}):
         await api.config.override("budgets", name, dict.fromkeys(keys), actor_of(request))
     elif state.overridden("budgets", name):
@@ -438,7 +440,10 @@ async def reloaded(api: Api, request: Request) -> ReloadBody:
     try:
         found = await api.config.reload(actor_of(request))
     except InvalidSettingError as error:
-        raise ApiError("invalid_settings", str(error), details={"field": error.field}) from None
+        count = len(error.others)
+        more = f"; {count} more of it: headgate config check lists them" if count else ""
+        line = f"{error}{more}"
+        raise ApiError("invalid_settings", line, details={"field": error.field}) from None
     return ReloadBody(
         changed=change_bodies(found.changed),
         needs_restart=change_bodies(found.needs_restart),
@@ -455,15 +460,34 @@ async def _counts(api: Api, column: str) -> Counts:
     return counts_by((await api.engine.totals()).lanes, column)
 
 
+_LIMITS = ("limit_usd", "limit_tokens")
+_NAMES_SHOWN = 20
+
+
 async def patch(api: Api, request: Request, kind: OverrideKind, name: str, body: PatchBody) -> None:
     """Change something beside the file; a budget is named by its scope, the root as `root`."""
     config = api.config
     if written_table(config.state.tables, kind, name) is None:
         raise _unknown(kind.removesuffix("s"), name)
     values = _values(kind, body)
+    if kind == "budgets" and any(values.get(key) is not None for key in _LIMITS):
+        _check_project(config.settings, name)
     resets = tuple(_key(kind, field) for field in body.reset)
     if values or resets:
         await config.override(kind, name, values, actor_of(request), resets=resets)
+
+
+def _check_project(settings: Settings, scope: str) -> None:
+    """Refuse a budget of a project that does not exist: it would limit nothing."""
+    kind, _, project = scope.partition("/")[0].partition(":")
+    known = list(settings.projects)
+    if kind != "project" or project in known:
+        return
+    near = nearest(project, known)
+    line = f"there is no project {excerpt(project)!r}{f'; {did_you_mean(near)}' if near else '.'}"
+    names = f"{', '.join(known[:_NAMES_SHOWN])}{' and more' if len(known) > _NAMES_SHOWN else ''}"
+    add = f"Add it as [{key_path('projects', project)}] in the settings file, then headgate reload"
+    raise InvalidFieldError("scope", f"{line} Projects: {names}. {add}")
 
 
 def _values(kind: OverrideKind, body: PatchBody) -> Mapping[str, object]:

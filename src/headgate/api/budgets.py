@@ -11,7 +11,6 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Literal
 
 import msgspec
@@ -57,6 +56,7 @@ from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import plain_usd
 from headgate.core.task_view import exact_moment
+from headgate.core.text import did_you_mean, nearest
 from headgate.errors import (
     BudgetExceededError,
     IllegalSettlementError,
@@ -280,9 +280,9 @@ async def undefined_budgets(api: Api, caller: Caller, scopes: Sequence[str]) -> 
         for scope in map(Scope, scopes):
             if not await _is_defined(api, scope):
                 near = await _nearest_budget(api, caller, scope)
-                meant = f" Did you mean '{near}'?" if near else ""
+                meant = f"; {did_you_mean(near)}" if near else "."
                 lines.append(
-                    f"Budget '{excerpt(scope)}' is not defined, so nothing limits it.{meant}"
+                    f"Budget '{excerpt(scope)}' is not defined, so nothing limits it{meant}"
                 )
     except StoreError:
         return []
@@ -303,7 +303,7 @@ async def _nearest_budget(api: Api, caller: Caller, scope: Scope) -> str:
     """Return the defined scope that is written most alike, of those that the caller may see."""
     known = dict.fromkeys((*api.engine.settings.budgets, *await api.defined_budgets.names()))
     own = [one for one in known if one and _is_own(one, caller)]
-    return next(iter(get_close_matches(scope, own, n=1)), "")
+    return nearest(scope, own)
 
 
 async def own_status(api: Api, caller: Caller, given: str = "") -> ScopeStatus:

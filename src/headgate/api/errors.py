@@ -23,6 +23,7 @@ from headgate.errors import (
     InvalidFieldError,
     InvalidTaskError,
     LimitReachedError,
+    NameTakenError,
     NotDispatchingError,
     NotTakingWorkError,
     SlotNotFoundError,
@@ -87,6 +88,7 @@ CODES: dict[str, Kind] = {
     "budget_mismatch": Kind(
         409, "the scope has other limits already; `details` has them as `existing`"
     ),
+    "name_taken": Kind(409, "a token has this name already; `details` has its `id`"),
     "window_open": Kind(409, "the window of the slot is open; `details` has when it resets"),
     "slot_unavailable": Kind(409, "the slot sends nothing now; `details` has the reason"),
     "stale_lease": Kind(409, "the attempt is not this worker's any more; drop it"),
@@ -238,6 +240,8 @@ def api_error_of(error: Exception) -> ApiError:
             return _invalid(error)
         case IllegalMoveError() | StaleWorkerError() | BudgetMismatchError():
             return _conflict(error)
+        case NameTakenError():
+            return ApiError("name_taken", str(error), details={"id": error.token_id})
         case SlotNotFoundError():
             return ApiError("not_found", str(error))
         case LimitReachedError():

@@ -14,13 +14,25 @@ from headgate.api.errors import invalid_field
 from headgate.api.http.request import Request, read_limit
 from headgate.api.http.response import Response, json_response
 from headgate.api.http.slices import in_slices
-from headgate.api.schema.admin import LastReloadBody, OverrideBody, SettingBody, SettingsBody
+from headgate.api.schema.admin import (
+    LastReloadBody,
+    OverrideBody,
+    SettingBody,
+    SettingsBody,
+    VariableBody,
+)
 from headgate.api.submission import check_unknown, excerpt
 from headgate.config import Settings
-from headgate.config.loading import DEFAULT_ORIGIN, each_displayed, hidden
+from headgate.config.loading import (
+    DEFAULT_ORIGIN,
+    each_displayed,
+    hidden,
+    referred_variables,
+)
 from headgate.config.messages import key_path
-from headgate.config.overrides import PATCHABLE, Override, difference, is_in_force
+from headgate.config.overrides import PATCHABLE, Override, difference
 from headgate.config.reload import LiveConfig, ReloadNote
+from headgate.config.slot_keys import key_problem
 from headgate.config.state import ConfigState
 from headgate.core.task_view import exact_moment
 from headgate.core.text import Steps
@@ -82,8 +94,24 @@ async def settings_body(api: Api, query: SettingsQuery) -> SettingsBody:
         next_cursor=str(end) if end < len(found) else None,
         overrides=[_override(one) for one in _in_force(state)],
         needs_restart=change_bodies(difference(state.settings, state.written).needs_restart),
+        variables=_variables(config),
         last_reload=_last_reload(config.reloads.last),
     )
+
+
+def _variables(config: LiveConfig) -> list[VariableBody]:
+    """Say which variables the node has: a shell beside it may have others."""
+    if config.origin is None:
+        return []
+    environ = config.origin.environ
+    return [
+        VariableBody(
+            name=name,
+            is_set=name in environ,
+            problem=key_problem(config.settings, name, environ),
+        )
+        for name in sorted(referred_variables(config.settings))
+    ]
 
 
 def _file(config: LiveConfig) -> str | None:
@@ -112,8 +140,7 @@ def _is_meant(query: SettingsQuery, one: SettingBody) -> bool:
 
 def _in_force(state: ConfigState) -> list[Override]:
     """Return what was changed beside the file and holds; the switch of everything is no key."""
-    overrides = state.overrides
-    return [one for one in overrides if one.kind != "scheduler" and is_in_force(state.tables, one)]
+    return [one for one in state.in_force() if one.kind != "scheduler"]
 
 
 def _override(one: Override) -> OverrideBody:

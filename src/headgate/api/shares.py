@@ -40,7 +40,7 @@ SHARE = 8
 KEPT_FOR_OPERATORS = 16
 """One part in so many of everything is for operators alone."""
 
-MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = 12_288
 EXTRA_CONNECTIONS = 32
 """Connections beyond the bound, each for one request: an operator's, or one that needs no token."""
 
@@ -50,7 +50,7 @@ MAX_STREAMS = 500
 MAX_PAGES = 200
 """Pages of the dashboard at this node that are told of changes."""
 
-MAX_CLAIMS = 1_000
+MAX_CLAIMS = 12_000
 """Claims of workers that wait at this node."""
 
 MAX_BYTES = 128 * 1024 * 1024

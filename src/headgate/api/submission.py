@@ -6,7 +6,6 @@ raised. Nothing here waits, reads a clock or asks a store.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
@@ -51,7 +50,15 @@ from headgate.core.task import (
     TaskRecord,
     Terms,
 )
-from headgate.core.text import DeepJsonError, Steps, at_once, json_steps
+from headgate.core.text import (
+    VERY_NEAR,
+    DeepJsonError,
+    Steps,
+    at_once,
+    did_you_mean,
+    json_steps,
+    nearest,
+)
 from headgate.errors import InvalidAmountError, InvalidScopeError, InvalidTaskError
 from headgate.executors.targets import Target
 from headgate.storage.tokens import UNBOUND, Bounds
@@ -63,7 +70,6 @@ from headgate.storage.tokens import UNBOUND, Bounds
 MAX_FIELDS = 64
 MAX_PLAIN_BYTES = 128 * 1024
 """How much a body may have beside texts and values that are kept as they are, such as `input`."""
-_SIMILAR = 0.8
 _EXCERPT_CHARACTERS = 60
 _MISSING_FIELD = re.compile(r"Object missing required field `(.*?)`")
 _TOKEN = re.compile(r"hg_[0-9a-f]{12}_[0-9a-f]+")
@@ -282,8 +288,8 @@ def check_unknown(names: Iterable[str], known: tuple[str, ...]) -> None:
         raise InvalidTaskError("unknown_field", excerpt(unknown[0]), problem)
     for name in unknown:
         meant = _almost(excerpt(name), known)
-        if meant is not None:
-            message = f"unknown field '{excerpt(name)}'; did you mean '{meant}'?"
+        if meant:
+            message = f"unknown field '{excerpt(name)}'; {did_you_mean(meant)}"
             raise InvalidTaskError("unknown_field", excerpt(name), message)
 
 
@@ -308,12 +314,8 @@ def _lenient(
 
 
 @lru_cache(maxsize=1024)
-def _almost(name: str, known: tuple[str, ...]) -> str | None:
-    squeezed = name.replace("_", "").replace("-", "").lower()
-    for field in known:
-        if field.lower() == squeezed:
-            return field
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=_SIMILAR)), None)
+def _almost(name: str, known: tuple[str, ...]) -> str:
+    return nearest(name, known, cutoff=VERY_NEAR)
 
 
 def _body_error(error: Exception) -> InvalidTaskError:

@@ -184,7 +184,7 @@ ROUTES = (
         "admin",
         body=NewTokenBody,
         responses={201: CreatedTokenBody},
-        errors=("unknown_project", "limit_reached"),
+        errors=("unknown_project", "limit_reached", "name_taken"),
     ),
     Route("GET", "/tokens", list_tokens, "list tokens", "admin", responses={200: TokenListBody}),
     Route(

@@ -45,6 +45,7 @@ from headgate.core.lifecycle import (
     Usage,
 )
 from headgate.core.money import to_micro_usd, to_tokens
+from headgate.core.task import ProgressReport
 from headgate.core.task_view import snapshot_of
 from headgate.engine.workers import MAX_WAIT_SECONDS, Claim, Report
 from headgate.errors import InvalidAmountError, InvalidFieldError, StaleWorkerError
@@ -71,6 +72,7 @@ async def claim(api: Api, request: Request, agent_id: str) -> Response:
         worker_id=None if body.worker_id is None else _worker_id(body.worker_id),
         capacity=body.capacity,
         running=_running(body.running),
+        reports=_reports(body.running),
         wait_seconds=body.wait_seconds,
     )
     with held(api.shares.claims, request.holder, "claims"):
@@ -89,6 +91,7 @@ async def claim(api: Api, request: Request, agent_id: str) -> Response:
         cancelled=orders.cancelled,
         lost=orders.lost,
         gateway=gateway or msgspec.UNSET,
+        waited_seconds=orders.waited_seconds or msgspec.UNSET,
     )
     return json_response(OK, claimed)
 
@@ -99,7 +102,7 @@ async def heartbeat(api: Api, request: Request, agent_id: str) -> Response:
     _check_caller(request.caller, agent_id)
     workers = api.engine.workers
     worker_id, running = _worker_id(body.worker_id), _running(body.running)
-    orders = await workers.beat(worker_id, agent_id, running)
+    orders = await workers.beat(worker_id, agent_id, running, _reports(body.running))
     beat = BeatBody(
         lease_seconds=workers.lease_seconds, cancelled=orders.cancelled, lost=orders.lost
     )
@@ -174,6 +177,14 @@ def _running(given: Sequence[RunningBody]) -> dict[str, int]:
     if len(given) > MAX_CAPACITY:
         raise InvalidFieldError("running", f"has more than {MAX_CAPACITY} entries")
     return {known_form(one.task_id): one.attempt for one in given}
+
+
+def _reports(given: Sequence[RunningBody]) -> dict[str, ProgressReport]:
+    return {
+        one.task_id: ProgressReport(fraction=one.progress.fraction, text=one.progress.text)
+        for one in given
+        if one.progress is not None
+    }
 
 
 def _check_range(field: str, value: float, most: float) -> None:

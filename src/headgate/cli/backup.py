@@ -47,8 +47,8 @@ def backup(
     """Copy the store to a file.
 
     The copy has the tasks, budgets, tokens, overrides and the audit log. The service may run
-    meanwhile. The command checks the copy before it gives it its name, and only you can read it.
-    Use pg_dump for a store in PostgreSQL.
+    meanwhile. The file appears only when the copy is complete and checked, and only you can read
+    it. Use pg_dump for a store in PostgreSQL.
     """
     from headgate.storage.backup import back_up  # noqa: PLC0415
 

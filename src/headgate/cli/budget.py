@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -42,7 +41,7 @@ from headgate.cli.output import (
 from headgate.core.budgets.scopes import Scope, ancestors, is_within, leaf_kind, parse_scope
 from headgate.core.budgets.windows import parse_window, window_words
 from headgate.core.money import format_usd, to_limit_micro_usd, to_signed_micro_usd
-from headgate.core.text import printable
+from headgate.core.text import did_you_mean, nearest, printable
 from headgate.errors import (
     CallerError,
     InvalidScopeError,
@@ -207,8 +206,7 @@ class ServiceBooks:
             return ""
         if name in known:
             return ""
-        close = get_close_matches(name, known, n=1)
-        meant = f"did you mean {close[0]}?" if close else "add it under [projects]"
+        meant = did_you_mean(nearest(name, known), "add it under [projects]")
         return f"there is no project {name!r}, so this budget limits nothing; {meant}"
 
     def delete(self, scope: str) -> str:
@@ -689,14 +687,16 @@ Examples:
 @_scope_argument
 @_session_option
 @click.option(
-    "--limit-usd", metavar="DOLLARS", help="The most dollars that may be spent; none removes it."
+    "--limit-usd",
+    metavar="DOLLARS",
+    help="The most dollars that may be spent; none removes the limit.",
 )
 @click.option(
-    "--limit-tokens", metavar="N", help="The most tokens that may be used; none removes it."
+    "--limit-tokens", metavar="N", help="The most tokens that may be used; none removes the limit."
 )
 @click.option(
     "--window",
-    help="When it starts anew: none, day, week, month, week@Europe/Berlin or rolling:24h.",
+    help="When the budget starts anew: none, day, week, month, week@Europe/Berlin or rolling:24h.",
 )
 @where_options
 @json_option
@@ -710,9 +710,9 @@ def set_limits(
     window: str | None,
     as_json: bool,
 ) -> None:
-    """Set the limits and the window of a scope; what is not given stays as it is.
+    """Set the limits and the window of a scope; an option that you leave out changes nothing.
 
-    A limit stops new work. It does not stop what runs. A new window counts what was spent in it.
+    A limit stops new work, not running work. Earlier spending inside a new window counts.
     """
     name = _named(scope, session)
     change = _change_of(limit_usd, limit_tokens, window)
@@ -721,12 +721,9 @@ def set_limits(
         if before is not None and not _has_limit(before) and not _gives_amount(change):
             raise InvalidSettingError("limit", _NO_LIMIT_GIVEN)
         books.set(name, change)
-        warning = books.unknown_project(name)
         # What is in force is told, and not what was typed.
         status = books.status(name) if as_json else _own(books, name)
         place = books.place
-    if warning:
-        click.echo(f"headgate: warning: {warning}", err=True)
     if as_json:
         print_json(status)
         return
@@ -795,8 +792,8 @@ def _unused(books: Books, status: BudgetStatusBody) -> str:
     if unknown:
         return unknown
     known = [one.scope for one in _limited(_own(books, "") or status)]
-    close = get_close_matches(status.scope, known, n=1)
-    meant = f"; did you mean {close[0]}?" if close else ""
+    near = nearest(status.scope, known)
+    meant = f"; {did_you_mean(near)}" if near else ""
     return f"nothing was charged to {status.scope}, and it has no budget{meant}"
 
 
@@ -822,11 +819,11 @@ Examples:
 def list_budgets(*, where: Where, as_json: bool) -> None:
     """List all budgets with a limit: what is spent, reserved and left.
 
-    Calls and tasks in flight hold what is reserved. A service also reserves a little ahead for the
-    next calls, and gives it back a second after the last one.
+    Reserved money belongs to calls and tasks in flight. A service also reserves a little money
+    ahead for the next calls, and returns it a second after the last call.
     """
     with opened_books(where) as books:
-        found = _limited(books.status(None))
+        found, place = _limited(books.status(None)), books.place
     if as_json:
         print_json_lines([msgspec.structs.replace(one, children=[]) for one in found])
     elif found:
@@ -835,7 +832,7 @@ def list_budgets(*, where: Where, as_json: bool) -> None:
             click.echo(f"and {len(found) - MOST_ROWS:,} more; --json lists them all")
     else:
         advice = "Add one with headgate budget set SCOPE --limit-usd DOLLARS."
-        click.echo(f"headgate: There are no budgets. {advice}", err=True)
+        click.echo(printable(f"headgate: There are no budgets {place}. {advice}"), err=True)
 
 
 @budget.command(
@@ -851,7 +848,7 @@ Examples:
 @where_options
 @json_option
 def status(*, where: Where, scope: str | None, session: str | None, as_json: bool) -> None:
-    """Show what a scope has spent of its budget, how fast, and what lies within it."""
+    """Show how much of its budget a scope has spent, how fast, and the scopes inside it."""
     name = _scope(scope, session)
     with opened_books(where) as books:
         found = books.status(name)
@@ -881,7 +878,7 @@ def delete(*, where: Where, scope: str | None, session: str | None, as_json: boo
     """Delete the limits of a scope; what was spent stays in the journal.
 
     A budget of the settings file stays deleted until headgate budget reset, or until the file
-    says something else.
+    changes that budget.
     """
     name = _named(scope, session)
     with opened_books(where) as books:
@@ -968,7 +965,7 @@ Examples:
 def release(*, where: Where, reservation_id: str, yes: bool, reason: str, as_json: bool) -> None:
     """Release a reservation: give its money back to the budget.
 
-    Do this only if the provider charged nothing for it. ID is the one that the journal shows.
+    Do this only if the provider charged nothing. headgate budget journal shows the ID.
     """
     if not yes and not _is_confirmed(reservation_id):
         click.echo("Nothing was released")
@@ -998,9 +995,9 @@ Examples:
 def extend(
     *, where: Where, reservation_id: str, seconds: float, reason: str, as_json: bool
 ) -> None:
-    """Extend a reservation, counted from now; it never ends sooner than before.
+    """Extend the lease of a reservation, counted from now; it never ends sooner than before.
 
-    ID is the one that the journal shows.
+    headgate budget journal shows the ID.
     """
     with opened_books(where) as books:
         until = books.extend(reservation_id, seconds, reason)
@@ -1022,10 +1019,14 @@ Examples:
 @click.argument("scope", type=BUDGET)
 @click.option("--usd", metavar="DOLLARS", help="What to add; a negative amount is taken away.")
 @click.option("--tokens", type=int, metavar="N", help="The same, in tokens.")
-@click.option("--accept", is_flag=True, help="Count what tenants claim: all, or so much.")
-@click.option("--reject", is_flag=True, help="Drop what tenants claim: all, or so much.")
+@click.option(
+    "--accept", is_flag=True, help="Count what tenants claim: all, or --usd or --tokens of it."
+)
+@click.option(
+    "--reject", is_flag=True, help="Drop what tenants claim: all, or --usd or --tokens of it."
+)
 @_reason_option
-@click.option("--id", "adjustment_id", help="A name of your own: the same again changes nothing.")
+@click.option("--id", "adjustment_id", help="Your own id; a repeated id changes nothing.")
 @where_options
 @json_option
 def adjust(
@@ -1040,7 +1041,7 @@ def adjust(
     adjustment_id: str | None,
     as_json: bool,
 ) -> None:
-    """Adjust what is booked in one scope, or decide about what tenants claim there.
+    """Adjust what is booked in one scope, or accept or reject what tenants claim there.
 
     It never takes away more than is booked. A service writes who did it and why to its audit log.
     """
@@ -1085,9 +1086,9 @@ Examples:
 @connection_options
 @json_option
 def resume(*, scope: str, connection: Connection, as_json: bool) -> None:
-    """Ask a closed budget again now, instead of when it resets.
+    """Open a closed budget now, instead of when it resets.
 
-    headgate closures lists those that are closed. One that still has no room closes again.
+    headgate closures lists closed budgets. A budget that still has no room closes again.
     """
     name = _scope(scope, None) or ""
     with connect(connection) as client:

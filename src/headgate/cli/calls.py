@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import length_of, past_moment, print_json, print_table
+from headgate.cli.output import length_of, past_moment, print_json, print_json_lines, print_tables
 from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
 
@@ -22,7 +22,6 @@ STATES = ("waiting", "running", "done", "failed", "refused", "cancelled")
 HEADER = ("call", "state", "project", "agent", "model", "key", "waited", "tokens", "cost")
 DEFAULT_LIMIT = 20
 MOST_AT_ONCE = 1_000
-TABLE_ROWS = 500
 
 Filter = dict[str, str | int | None]
 
@@ -123,9 +122,15 @@ def calls(
     with connect(connection) as client:
         found = _found(client, which, limit=None if is_all else limit)
         if as_json:
-            _print_lines(found)
+            print_json_lines(found)
         else:
-            _print_tables(found)
+            print_tables(
+                "Calls",
+                HEADER,
+                map(row_of, found),
+                empty=f"No calls at {client.url}",
+                whole=("call",),
+            )
 
 
 @calls.command(
@@ -170,27 +175,6 @@ def _found(client: SyncClient, which: Filter, *, limit: int | None) -> Iterator[
         if cursor is None:
             return
         left = None if left is None else max(0, left - page.count)
-
-
-def _print_lines(found: Iterable[CallBody]) -> None:
-    import msgspec  # noqa: PLC0415
-
-    for call in found:
-        click.echo(msgspec.json.encode(call))
-
-
-def _print_tables(found: Iterable[CallBody]) -> None:
-    """Write a table for every few hundred rows: a long list is neither kept nor waited for."""
-    rows: list[tuple[str, ...]] = []
-    count = 0
-    for call in found:
-        rows.append(row_of(call))
-        count += 1
-        if len(rows) == TABLE_ROWS:
-            print_table("Calls", HEADER, rows, whole=("call",))
-            rows = []
-    if rows or not count:
-        print_table("Calls" if count else "No calls", HEADER, rows, whole=("call",))
 
 
 def row_of(call: CallBody) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ def cancel(
     as_json: bool,
     **given: Any,  # noqa: ANN401 - which tasks are meant
 ) -> None:
-    """Cancel tasks, waiting or running.
+    """Cancel waiting or running tasks.
 
     Name tasks, or choose them with options; the command then counts them and asks first. A running
     task is `cancelling` until it has stopped. The exit code is 1 if a task could not be cancelled.

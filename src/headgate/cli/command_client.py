@@ -77,6 +77,8 @@ class CommandTransport(SyncTransport):
 
     def _leave_out(self) -> None:
         self.is_without_token = True
+        if self._service.is_left:
+            return
         line = f"this service does not recognise the token in {self._service.origin}"
         advice = "going on without it (--data names the directory of another service)"
         click.echo(printable(f"headgate: warning: {line}; {advice}"), err=True)
@@ -88,6 +90,11 @@ class CommandClient(SyncClient):
     def __init__(self, service: FoundService, *, retries: int, timeout_seconds: float) -> None:
         super().__init__(service.url, token=service.token, retries=retries)
         self._transport = self._own = CommandTransport(service, timeout_seconds=timeout_seconds)
+
+    @property
+    def place(self) -> str:
+        """Where what it lists is, as the end of a sentence."""
+        return f"at {self.url}"
 
     @property
     def is_without_token(self) -> bool:

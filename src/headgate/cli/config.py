@@ -49,7 +49,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.
 def config() -> None:
     """Check the settings, show where each comes from, print an example.
 
-    Environment variables such as HEADGATE_SCHEDULER__MAX_INFLIGHT go over the file.
+    Environment variables such as HEADGATE_SCHEDULER__MAX_INFLIGHT override the file.
     """
 
 
@@ -67,7 +67,7 @@ Examples:
     "--file-only",
     "is_file_only",
     is_flag=True,
-    help="Do not ask whether the variables and packages that it needs are here.",
+    help="Do not check whether the needed variables and packages are here.",
 )
 @_json_option
 @click.pass_context
@@ -82,8 +82,8 @@ def check(
 ) -> None:
     """Say whether the service would start here with these settings, or what is wrong.
 
-    FILE is headgate.toml here unless it is named, and - is standard input. This contacts nobody;
-    headgate doctor also looks at servers, targets and the port.
+    Without FILE, the command reads headgate.toml in this directory; - is standard input. It
+    contacts no server; headgate doctor also checks servers, targets and the port.
     """
     from headgate.cli.config_report import check_settings  # noqa: PLC0415  not for a list of commands
 
@@ -153,8 +153,7 @@ Examples:
 def show(*, path: Path | None, as_json: bool) -> None:
     """Print every setting in effect and where it comes from; secrets are hidden.
 
-    Changes beside the file, such as those of headgate budget, are shown if the service with this
-    file answers.
+    Overrides, such as those of headgate budget, are shown if the service with this file answers.
     """
     from headgate.cli.config_report import settings_in_effect, with_overrides  # noqa: PLC0415
 

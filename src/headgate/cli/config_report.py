@@ -9,7 +9,6 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from headgate.config.settings import OPTIONAL_KEYS, SECTIONS, TABLES
 from headgate.config.slot_keys import read_key, read_upstream_key, wake_config
 from headgate.config.sources import merge, merge_text, variable_warnings
 from headgate.core.slots.status import quota_source_words
+from headgate.core.text import did_you_mean, nearest
 from headgate.errors import HeadgateError, InvalidSettingError, MissingPackageError
 from headgate.executors.build import build_executor
 from headgate.executors.targets import CallableTarget
@@ -65,7 +65,7 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_settings(given: Path | None, text: str | None, *, is_file_only: bool) -> CheckReport:
-    """Check what the service would start with; the first mistake of the file is raised.
+    """Check what the service would start with; the mistakes of the file are raised.
 
     `text` is what to check in place of a file. With `is_file_only` nobody asks whether the
     variables and packages that it needs are here, as before it is copied to another machine.
@@ -73,9 +73,9 @@ def check_settings(given: Path | None, text: str | None, *, is_file_only: bool) 
     path = settings_file(given)
     name = STANDARD_INPUT if text is not None else None if path is None else str(path)
     if text is not None:
-        merged = merge_text(text, STANDARD_INPUT, os.environ, {})
+        merged = merge_text(text, STANDARD_INPUT, os.environ, {}, collects=True)
     else:
-        merged = merge(path, os.environ, {})
+        merged = merge(path, os.environ, {}, collects=True)
     settings = decode(merged)
     problems, warnings = _build_problems(settings), warnings_of(settings)
     if not is_file_only:
@@ -101,7 +101,7 @@ def check_settings(given: Path | None, text: str | None, *, is_file_only: bool) 
 
 def settings_in_effect(given: Path | None) -> dict[str, DisplayedValue]:
     """Return every value in effect by its key, with its origin, and with secrets hidden."""
-    merged = merge(settings_file(given), os.environ, {})
+    merged = merge(settings_file(given), os.environ, {}, collects=True)
     return displayed_settings(decode(merged), merged.origins)
 
 
@@ -274,8 +274,7 @@ def explained_settings(word: str) -> list[ExplainedSetting]:
     found = [one for one in every if wanted in one.key or wanted in one.section]
     if not found:
         known = sorted({one.key for one in every})
-        close = get_close_matches(wanted, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else "headgate config explain lists all"
+        advice = did_you_mean(nearest(wanted, known), "headgate config explain lists all")
         problem = f"no setting has this in its name; {advice}"
         raise InvalidSettingError(word, problem)
     exact = [

@@ -4,6 +4,9 @@ The token is that of `--token`, of HEADGATE_TOKEN, or of the file `token` in the
 Rule: the file is the key to the service of this machine. It is sent to no other one unless `--data`
 names it, and it is not used when others can read it. A service here that needs no token is asked
 without one where the file is not its own.
+
+Rule: a directory that `--data` names is asked for its own service, or none: a misspelt one must not
+change what another service has.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from headgate.errors import (
     LedgerUnavailableError,
     NotAllowedError,
     ServiceError,
+    ServiceUnavailableError,
 )
 from headgate.storage.tokens import TokenStore, first_token, read_token
 
@@ -70,6 +74,7 @@ def _directory() -> Path:
 
 TOKEN_FILE = "token"  # noqa: S105 - the name of a file
 MAX_TOKEN_BYTES = 1_000
+NO_ADDRESS = "no_address"
 
 _NO_TOKEN = "give --token, set HEADGATE_TOKEN, or name the service's directory with --data"  # noqa: S105
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -103,7 +108,7 @@ _OPTIONS = (
     click.option(
         "--url",
         metavar="URL",
-        help="Where the service is.  [default: HEADGATE_URL, or http://127.0.0.1:7420]",
+        help="The service's address.  [default: HEADGATE_URL, or http://127.0.0.1:7420]",
     ),
     click.option(
         "--token",
@@ -114,7 +119,7 @@ _OPTIONS = (
         "--data",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="The service's data directory, with its address and token.",
+        help="The service's data directory, which has its address and token.",
     ),
 )
 
@@ -146,6 +151,8 @@ class FoundService(NamedTuple):
     token: str | None = None
     origin: str = ""
     is_from_file: bool = False
+    is_left: bool = False
+    """Whether the file is of a service that does not run, so that nobody wonders at its token."""
 
     @property
     def url(self) -> str:
@@ -163,7 +170,8 @@ def find_service(connection: Connection) -> FoundService:
     from headgate.client.requests import TOKEN_VARIABLE, address_of, token_of  # noqa: PLC0415
 
     address = address_of(
-        connection.url or _address_in(connection.data) or _running_here(connection)
+        connection.url
+        or (_running_here() if connection.data is None else _named_address(connection.data))
     )
     token = token_of(connection.token)
     if token is not None:
@@ -173,7 +181,8 @@ def find_service(connection: Connection) -> FoundService:
     token = None if content is None else token_of(content.decode("ascii", "replace"))
     if token is None:
         return FoundService(address)
-    return FoundService(address, token, str(path), is_from_file=True)
+    is_left = path is not None and connection.data is None and _is_left(path.parent)
+    return FoundService(address, token, str(path), is_from_file=True, is_left=is_left)
 
 
 def accepted_service(connection: Connection) -> tuple[str, str | None]:
@@ -201,11 +210,29 @@ def _login_line(error: NotAllowedError, service: FoundService) -> str:
     return f"Login failed: {error} (read from {service.origin}). {advice}"
 
 
-def _address_in(data: Path | None, *, is_running: bool = False) -> str | None:
+def _named_address(data: Path) -> str:
+    """Return the address of the service of a directory that somebody named; no other will do."""
+    address = _address_in(data)
+    if address is not None:
+        return address
+    try:
+        # Whoever may not look into a directory may still see that there is one.
+        os.stat(f"{data}/.")  # noqa: PTH116 - a Path leaves the dot out
+        problem = "has no address of a service"
+    except FileNotFoundError:
+        problem = "does not exist"
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+    start = f"headgate up --data {shlex.quote(str(data))}"
+    line = f"{data} {problem}; start the service with {start}, or give --url"
+    raise ServiceUnavailableError(line, code=NO_ADDRESS)
+
+
+def _address_in(data: Path, *, is_running: bool = False) -> str | None:
     """Return the address of the service whose data directory this is, as far as it is known."""
     from headgate.storage.data_lock import service_address  # noqa: PLC0415
 
-    address = "" if data is None else service_address(data, is_running=is_running)
+    address = service_address(data, is_running=is_running)
     return to_ask(address) if address and not address.endswith(":0") else None
 
 
@@ -214,7 +241,7 @@ def to_ask(address: str) -> str:
     return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
-def _running_here(connection: Connection) -> str | None:
+def _running_here() -> str | None:
     """Return the address of the service that runs on the usual data directory, if one does.
 
     It may have another port than the usual one. Whoever names a service means that one.
@@ -222,7 +249,7 @@ def _running_here(connection: Connection) -> str | None:
     from headgate.client.requests import URL_VARIABLE  # noqa: PLC0415
 
     directory = default_directory()
-    if connection.data or os.environ.get(URL_VARIABLE) or directory is None:
+    if os.environ.get(URL_VARIABLE) or directory is None:
         return None
     return _address_in(directory, is_running=True)
 
@@ -233,6 +260,13 @@ def _token_path(data: Path | None, address: Address) -> Path | None:
         return None
     directory = data or default_directory()
     return None if directory is None else directory / TOKEN_FILE
+
+
+def _is_left(directory: Path) -> bool:
+    """Tell whether a service used a directory, and none does now."""
+    from headgate.storage.data_lock import service_address  # noqa: PLC0415
+
+    return bool(service_address(directory)) and not service_address(directory, is_running=True)
 
 
 def read_private_file(path: Path) -> bytes | None:

@@ -13,10 +13,11 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx2
@@ -25,7 +26,14 @@ import msgspec
 from headgate.app import auth_rules, held_file, is_shared, sqlite_file
 from headgate.budgets.connect import connect_budget
 from headgate.cli.config_report import has_no_upstream_key
-from headgate.cli.connection import TOKEN_FILE, data_directory, settings_of, to_ask
+from headgate.cli.connection import (
+    TOKEN_FILE,
+    Connection,
+    connect,
+    data_directory,
+    settings_of,
+    to_ask,
+)
 from headgate.client.requests import URL_VARIABLE
 from headgate.config import (
     Settings,
@@ -34,8 +42,9 @@ from headgate.config import (
     settings_file,
     warnings_of,
 )
-from headgate.config.loading import variables_of, variables_of_slot
+from headgate.config.loading import variables_of, variables_of_slot, variables_of_upstream
 from headgate.config.messages import key_path
+from headgate.config.overrides import REPLACED_SECONDS, read_replaced_budgets
 from headgate.config.settings import OPTIONAL_KEYS
 from headgate.config.slot_keys import SlotKeys, read_key, read_upstream_key, upstream_headers
 from headgate.core.budgets.scopes import ROOT
@@ -43,7 +52,7 @@ from headgate.core.dispatch_state import TargetEstimate
 from headgate.core.fair_share import hour_of
 from headgate.core.money import format_usd
 from headgate.core.retention import in_mebibytes
-from headgate.errors import HeadgateError, InvalidSettingError
+from headgate.errors import CallerError, HeadgateError, InvalidSettingError
 from headgate.executors.build import build_executor
 from headgate.executors.confinement import command_user, confinement_of_this_machine, launcher
 from headgate.executors.executor import GATEWAY_VARIABLES, Executor, RemoteExecutor
@@ -104,24 +113,86 @@ def fail(check: str, found: str, advice: str) -> Finding:
     return Finding(check=check, verdict="fail", found=found, advice=advice)
 
 
+# Where variables are looked up: what a running service has counts, and not what this shell has.
+
+
+class Environment(NamedTuple):
+    """The variables of this shell, and whether the running service has those of its settings."""
+
+    shell: Mapping[str, str]
+    service: Mapping[str, bool] | None = None
+    problems: Mapping[str, str] = MappingProxyType({})
+
+    def missing(self, names: Iterable[str]) -> str:
+        """Name the variables that are not set, and where; empty if all are."""
+        there = self.service or {}
+        found = sorted(name for name in names if not there.get(name, name in self.shell))
+        where = "in this shell" if self.service is None else "where the service runs"
+        return f"{', '.join(found)} is not set {where}" if found else ""
+
+    def wrong(self, names: Iterable[str]) -> str:
+        """Say what the service finds wrong with variables; empty if nothing."""
+        return "; ".join(self.problems[name] for name in sorted(names) if name in self.problems)
+
+    def unseen(self, names: Iterable[str]) -> str:
+        """Name the variables that only the service has, so that nobody can look at them here."""
+        there = self.service or {}
+        found = sorted(name for name in names if there.get(name) and name not in self.shell)
+        return f"{', '.join(found)} is set where the service runs" if found else ""
+
+    @property
+    def advice(self) -> str:
+        """What to do about a variable that is missing."""
+        if self.service is None:
+            return "set it where the service starts; it may be set there and not here"
+        return "set it where the service starts, and start it again"
+
+    @property
+    def known(self) -> dict[str, str]:
+        """The variables of this shell that the service has as well, as far as that is known."""
+        there = self.service or {}
+        return {name: value for name, value in self.shell.items() if there.get(name, True)}
+
+
+_NOT_TRIED = "this shell does not have it, so it was not tried"
+
+
+def _environment(directory: Path, address: str) -> Environment:
+    """Ask the service of a directory which variables it has, if one answers."""
+    if not address:
+        return Environment(os.environ)
+    connection = Connection(url=to_ask(address), data=directory)
+    try:
+        with connect(connection, retries=0, timeout_seconds=ANSWER_SECONDS) as client:
+            found = client.settings(limit=1).variables
+    except (HeadgateError, OSError):
+        return Environment(os.environ)
+    there = {one.name: one.is_set for one in found}
+    return Environment(os.environ, there, {one.name: one.problem for one in found if one.problem})
+
+
 # Whether slots could be used: their keys can be read, by the service alone; nothing is sent.
 
 
-def slot_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+def slot_findings(settings: Settings, environ: Environment) -> Iterator[Finding]:
     """Look at the key of every slot; no finding tells one."""
     for name, slot in settings.slots.items():
         yield _examined(f"slot {name}", slot, environ)
 
 
-def _examined(check: str, slot: SlotSettings, environ: Mapping[str, str]) -> Finding:
+def _examined(check: str, slot: SlotSettings, environ: Environment) -> Finding:
     if not slot.enabled:
         return ok(check, "is disabled in the file")
-    missing = sorted(variables_of_slot(slot) - set(environ))
+    variables = variables_of_slot(slot)
+    missing, unseen = environ.missing(variables), environ.unseen(variables)
     if missing:
-        advice = "set it where the service starts; it may be set there and not here"
-        return fail(check, f"{', '.join(missing)} is not set in this shell", advice)
+        return fail(check, missing, environ.advice)
+    if wrong := environ.wrong(variables):
+        return fail(check, wrong, environ.advice)
+    if unseen:
+        return ok(check, f"{unseen}; {_NOT_TRIED}")
     try:
-        read_key(slot, environ)
+        read_key(slot, environ.shell)
         mode = 0 if slot.key_file is None else Path(slot.key_file).expanduser().stat().st_mode
     except InvalidSettingError as error:
         return fail(check, error.problem, "correct it; the slot sends nothing without its key")
@@ -236,6 +307,7 @@ def _versions(database: Database, name: str, settings: Settings) -> Iterator[Fin
             yield from price_findings(transaction, now, prices)
             yield from silence_findings(transaction, now, target_estimates(settings.all_targets))
             yield from claim_findings(transaction)
+            yield from replacement_findings(transaction, now)
     finally:
         database.rollback()
         database.close()
@@ -307,6 +379,17 @@ def claim_findings(transaction: Transaction) -> Iterator[Finding]:
         yield ok("claims", "no tenant claims more than its budgets allow")
 
 
+def replacement_findings(transaction: Transaction, now: float) -> Iterator[Finding]:
+    """Look for budgets that were set by hand and that the file has replaced."""
+    found = read_replaced_budgets(transaction, since=now - REPLACED_SECONDS)
+    for one in found:
+        command = f"headgate budget set {one.name}"
+        advice = f"set it again with `{command}`, or accept it: headgate budget reset {one.name}"
+        yield warn("budgets", one.line, advice)
+    if not found:
+        yield ok("budgets", "the file has replaced no budget that was set by hand")
+
+
 # Whether targets could be used: reachable, there to be run, importable; nothing is sent or run.
 
 MAX_CLAIMS = 10
@@ -314,17 +397,19 @@ CONNECT_SECONDS = 3.0
 _PORTS = {"http": 80, "https": 443}
 
 
-def target_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+def target_findings(settings: Settings, environ: Environment) -> Iterator[Finding]:
     """Look at every target."""
     for name, target in settings.targets.items():
         yield _examined_target(f"target {name}", name, target, environ)
 
 
-def _examined_target(check: str, name: str, target: Target, environ: Mapping[str, str]) -> Finding:
-    missing = sorted(variables_of(target) - set(environ))
+def _examined_target(check: str, name: str, target: Target, there: Environment) -> Finding:
+    missing, unseen = there.missing(variables_of(target)), there.unseen(variables_of(target))
     if missing:
-        advice = "set it where the service starts; it may be set there and not here"
-        return fail(check, f"{', '.join(missing)} is not set in this shell", advice)
+        return fail(check, missing, there.advice)
+    if unseen:
+        return ok(check, f"{unseen}; {_NOT_TRIED}")
+    environ = there.shell
     try:
         match target:
             case HttpTarget():
@@ -454,7 +539,7 @@ class UpstreamKey(msgspec.Struct, frozen=True, kw_only=True):
         return f"UpstreamKey({self.check!r}, {self.name!r})"
 
 
-def gateway_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator[Finding]:
+def gateway_findings(settings: Settings, environ: Environment) -> Iterator[Finding]:
     """Look at the upstreams, the prices of the models that are routed, and what tasks are given."""
     if not settings.gateway.enabled:
         yield ok("gateway", "is switched off in the settings")
@@ -469,15 +554,21 @@ def gateway_findings(settings: Settings, environ: Mapping[str, str]) -> Iterator
     if keys:
         yield from asyncio.run(_asked(keys))
     yield from _routed_prices(settings)
-    yield from _variables_before_gateway(settings, environ)
+    yield from _variables_before_gateway(settings, environ.shell)
 
 
 def _keys_of(
-    settings: Settings, name: str, upstream: UpstreamSettings, environ: Mapping[str, str]
+    settings: Settings, name: str, upstream: UpstreamSettings, there: Environment
 ) -> list[UpstreamKey] | Finding:
     """Return the keys of an upstream that can be read, or what is to be said without any."""
     check = f"upstream {name}"
     keys: dict[str, str] = {}
+    unseen = there.unseen(variables_of_upstream(upstream))
+    if wrong := there.wrong(variables_of_upstream(upstream)):
+        return fail(check, wrong, "correct it where the service starts; no call goes there")
+    if unseen:
+        return ok(check, f"{unseen}; {_NOT_TRIED}")
+    environ = there.known
     try:
         headers = upstream_headers(name, upstream, environ)
         if upstream.key_env is not None and upstream.key_env in environ:
@@ -492,8 +583,12 @@ def _keys_of(
             keys[f"slot {slot}"] = read(slot)
         except InvalidSettingError:
             continue  # Said of the slot itself.
+    of_slots = {one for slot in upstream.slots for one in variables_of_slot(settings.slots[slot])}
+    unseen = there.unseen(of_slots)
+    if not keys and unseen:
+        return ok(check, f"{unseen}; {_NOT_TRIED}")
     if not keys:
-        return _keyless(check, settings, name, upstream, environ)
+        return _keyless(check, settings, name, upstream, there)
     url = f"{upstream.api_url}/models"
     return [
         UpstreamKey(check=check, name=shown, url=url, headers=headers | _carrying(upstream, key))
@@ -512,16 +607,14 @@ def _keyless(
     settings: Settings,
     name: str,
     upstream: UpstreamSettings,
-    environ: Mapping[str, str],
+    environ: Environment,
 ) -> Finding:
     why = "has no key"
     if upstream.slots:
         advice = "correct one of its slots; until then no call can go there"
-        return warn(
-            check, f"{why}: none of its slots has one that can be read in this shell", advice
-        )
+        return warn(check, f"{why}: none of its slots has one that can be read", advice)
     if upstream.key_env is not None:
-        why += f": {upstream.key_env} is not set in this shell"
+        why += f": {environ.missing([upstream.key_env])}"
     passed = _PASSED_THROUGH.get(settings.gateway.passthrough_keys)
     needs_token = auth_rules(settings).needs_token
     if passed is None or needs_token:
@@ -530,13 +623,12 @@ def _keyless(
             found = f"{why}, and clients send tokens of Headgate"
         # The built-in ones are there whether anybody wants them or not.
         if name not in settings.upstreams and not (
-            needs_token and has_no_upstream_key(settings, environ)
+            needs_token and has_no_upstream_key(settings, environ.known)
         ):
             return ok(check, found)
         return warn(check, found, "set its key where the service starts; no call can go there")
     if upstream.has_key and upstream.key_env not in OPTIONAL_KEYS:
-        advice = "set it where the service starts; it may be set there and not here"
-        return warn(check, f"{why}; {passed}", advice)
+        return warn(check, f"{why}; {passed}", environ.advice)
     return ok(check, f"{why}; {passed}")
 
 
@@ -623,11 +715,14 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
         directory = (data or data_directory()).absolute()
     except HeadgateError as error:
         advice = "correct it; headgate config check says the same"
-        return [fail("settings", str(error), advice)]
+        others = error.others if isinstance(error, CallerError) else ()
+        return [fail("settings", str(one), advice) for one in (error, *others)]
     file = held_file(settings, directory)
     folder, folders = (None, ()) if file is None else (file.parent, store_folders(file))
     holder = next((holder_of(one) for one in folders if is_held(one)), None)
-    address = service_address(directory, is_running=True) or _configured(settings)
+    running = service_address(directory, is_running=True)
+    address = running or _configured(settings)
+    environ = _environment(directory, running)
     return [
         *_service(directory, address, data),
         *_settings(settings, path),
@@ -635,10 +730,10 @@ def examine(path: Path | None, data: Path | None, store_url: str | None) -> list
         *store_findings(settings, directory),
         *ledger_findings(settings),
         *telemetry_findings(settings),
-        *target_findings(settings, os.environ),
+        *target_findings(settings, environ),
         *command_findings(settings, directory, settings_file(path)),
-        *slot_findings(settings, os.environ),
-        *gateway_findings(settings, os.environ),
+        *slot_findings(settings, environ),
+        *gateway_findings(settings, environ),
         *_token(directory),
         _port(settings) if holder is None else _answers(holder.address),
     ]

@@ -36,7 +36,9 @@ def estimates(*, project_id: str | None, connection: Connection, as_json: bool) 
         print_json(answer)
         return
     if not answer.kinds:
-        click.echo("There are no estimates yet: no task has reported what it used.")
+        click.echo(
+            f"There are no estimates at {client.url} yet: no task has reported what it used."
+        )
         return
     title = f"What {100 * answer.quantile:g}% of each kind of work cost no more than"
     columns = ("target", "project", "action", "dollars", "most", "tokens", "most", "samples", "fed")

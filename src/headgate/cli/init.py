@@ -47,7 +47,8 @@ def init(
 ) -> None:
     """Write a small settings file with comments; headgate up starts with it as it is.
 
-    Nothing is asked. What needs a server or a variable of the environment is commented out.
+    The command asks nothing. Settings that need a server or an environment variable are commented
+    out.
     """
     from headgate.config.example import starting_file  # noqa: PLC0415
 

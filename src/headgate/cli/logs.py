@@ -143,6 +143,7 @@ def _take_over(logger: logging.Logger, level: int, *, traces: bool = True) -> No
 
 
 LOG_EVENTS = {
+    "a budget that was set by hand has ended": "The file has other limits; `problem` has both.",
     "a call failed": (
         "A bug in the gateway. The client got an error, and what was reserved for the call is "
         "booked."
@@ -173,6 +174,9 @@ LOG_EVENTS = {
     "a provider failed": (
         "A bug in the service, while a provider was asked; it counts as a poll or a wake that "
         "failed."
+    ),
+    "a report of progress was not taken": (
+        "What a function said of its progress cannot be read or sent. The task goes on."
     ),
     "a slice of a budget was not turned": (
         "What calls have spent could not be written. It is tried again, and no call draws on "

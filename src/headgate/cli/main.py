@@ -14,7 +14,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,6 @@ from headgate.errors import (
     ServiceError,
     ServiceUnavailableError,
     WaitTimeoutError,
-    WorkflowError,
 )
 
 if TYPE_CHECKING:
@@ -114,8 +112,8 @@ GROUPS = {
         "tasks": "List tasks, newest first.",
         "show": "Show everything about a task.",
         "why": "Explain why a task or a call waits.",
-        "watch": "Print events as they happen: of all tasks, or of one until it ends.",
-        "cancel": "Cancel tasks, waiting or running.",
+        "watch": "Print events as they happen: of all tasks, or of one task until it ends.",
+        "cancel": "Cancel waiting or running tasks.",
         "retry": "Submit ended tasks again, as new tasks.",
         "run": "Run a workflow from a file, within its budgets.",
         "runs": "List the runs of workflows, or show one with its steps.",
@@ -127,20 +125,20 @@ GROUPS = {
         "estimates": "Show what each kind of work is expected to cost.",
     },
     "Keys and models": {
-        "slot": "Show key slots and their quotas, warm, pause and resume them.",
-        "model": "Show the models of the gateway: where they go, what they cost.",
+        "slot": "Show key slots and their quotas; warm, pause and resume slots.",
+        "model": "Show the models of the gateway: where their calls go, what they cost.",
         "calls": "List calls through the gateway, newest first, or show one.",
     },
     "Operate": {
         "init": "Write a small settings file with comments.",
         "up": "Start the service.",
         "stats": "Show what waits, what runs, what is paused, and the limits in force.",
-        "top": "Show live who runs, who waits and why, and what it costs.",
-        "closures": "List what keeps tasks from starting, who closed it and until when.",
-        "service": "Pause and resume everything.",
-        "project": "List and change projects, pause, resume and drain them.",
-        "agent": "List and change agents, pause, resume and drain them.",
-        "target": "List targets, pause, resume and drain them.",
+        "top": "Show live what runs, what waits and why, and what it costs.",
+        "closures": "List every closure that keeps tasks from starting: who made it, until when.",
+        "service": "Pause and resume the whole service.",
+        "project": "List, change, pause, resume and drain projects.",
+        "agent": "List, change, pause, resume and drain agents.",
+        "target": "List, pause, resume and drain targets.",
         "token": "Create, list and revoke tokens.",
         "webhooks": "List webhooks, send them again, ping an address, rotate the secret.",
         "metrics": "List all metrics; print a Grafana dashboard and Prometheus alerts.",
@@ -299,7 +297,7 @@ def _report(error: Exception) -> int:
         return _report_call(error)
     if isinstance(error, HeadgateError):
         _complain(_line_of(error))
-        for other in error.others if isinstance(error, WorkflowError) else ():
+        for other in error.others if isinstance(error, CallerError) else ():
             _complain(str(other))
         return _code_of(error)
     if isinstance(error, OSError):
@@ -401,7 +399,8 @@ def _problem(error: click.ClickException) -> str:
         case click.BadParameter(param=click.Parameter() as parameter):
             return f"{_name(parameter)}: {_plain(error.message)}"
         case click.NoSuchOption():
-            return f"there is no option {error.option_name}{_meant(error.possibilities or ())}"
+            near = next(iter(error.possibilities or ()), "")
+            return f"there is no option {error.option_name}{_meant(near)}"
         case click.UsageError(ctx=click.Context(command=click.Group() as group) as context):
             name = getattr(error, "command_name", None)
             if name is not None:
@@ -423,15 +422,19 @@ def _choices(parameter: click.Parameter) -> str:
 
 
 def _hint(name: str, commands: Sequence[str]) -> str:
+    from headgate.core.text import nearest  # noqa: PLC0415  few commands complain
+
     meant = SYNONYMS.get(name, "")
-    close = [meant] if meant in commands else get_close_matches(name, commands)
-    if not close and name in VERBS:
+    near = meant if meant in commands else nearest(name, commands)
+    if not near and name in VERBS:
         return f"; say of what, as in headgate project {name}"
-    return _meant(close)
+    return _meant(near)
 
 
-def _meant(close: Sequence[str]) -> str:
-    return f"; did you mean {close[0]}?" if close else ""
+def _meant(near: str) -> str:
+    from headgate.core.text import did_you_mean  # noqa: PLC0415  few commands complain
+
+    return f"; {did_you_mean(near)}" if near else ""
 
 
 def _plain(message: str) -> str:

@@ -52,9 +52,9 @@ Examples:
   headgate metrics grafana > headgate-dashboard.json
 """
 )
-@click.option("--json", "as_json", is_flag=True, help="Write JSON, as it always does.")
+@click.option("--json", "as_json", is_flag=True, help="No effect: the output is always JSON.")
 def grafana(*, as_json: bool) -> None:  # noqa: ARG001 - a dashboard is JSON anyway
-    """Print a dashboard for Grafana, which imports it as a file."""
+    """Print a dashboard as a file that Grafana can import."""
     print_json(dashboard())
 
 

@@ -7,13 +7,13 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
-from difflib import get_close_matches
+from itertools import islice
 from typing import TYPE_CHECKING, TextIO
 
 import click
 import msgspec
 
-from headgate.core.text import printable
+from headgate.core.text import did_you_mean, nearest, printable
 from headgate.errors import CallerError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ Row = Sequence[str]
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 """The pictures of a spinner, one after another."""
 
+TABLE_ROWS = 500
 NARROW_COLUMNS = 40
 WIDEST_COLUMNS = 10_000
 
@@ -73,6 +74,19 @@ def print_table(
             console.print(table)
             return
     click.echo(plain_table(title, header, rows), file=file)
+
+
+def print_tables(
+    title: str, header: Row, rows: Iterable[Row], *, empty: str, whole: Row = ()
+) -> None:
+    """Write a table for every few hundred rows: a long list is neither kept nor waited for."""
+    left = iter(rows)
+    shown = list(islice(left, TABLE_ROWS))
+    if not shown:
+        click.echo(empty)
+    while shown:
+        print_table(title, header, shown, whole=whole)
+        shown = list(islice(left, TABLE_ROWS))
 
 
 def plain_table(title: str, header: Row, rows: Sequence[Row]) -> str:
@@ -210,11 +224,6 @@ def _choose_zone(context: click.Context, _: click.Parameter, is_utc: bool) -> No
     _zone[0] = UTC if context.meta["utc"] else None
 
 
-def shows_utc() -> bool:
-    """Tell whether this command shows times in UTC."""
-    return _zone[0] is UTC
-
-
 def has_days(*moments: datetime) -> bool:
     """Tell whether times that are shown together lie on several days, in the zone shown."""
     return len({one.astimezone(_zone[0]).date() for one in moments}) > 1
@@ -257,9 +266,9 @@ MOST_NAMES = 20
 
 def unknown_name(noun: str, name: str, known: Sequence[str], advice: str) -> CallerError:
     """Return the error about a name: what may be meant, what there is, and how to add it."""
-    close = get_close_matches(name, known, n=1)
-    meant = f" Did you mean {close[0]}?" if close else ""
+    near = nearest(name, known)
+    meant = f"; {did_you_mean(near)}" if near else "."
     names = ", ".join(known[:MOST_NAMES])
     more = f" and {len(known) - MOST_NAMES:,} more" if len(known) > MOST_NAMES else ""
     listed = f" {noun.capitalize()}s: {names}{more}." if known else ""
-    return CallerError(f"There is no {noun} {name}.{meant}{listed} {advice}")
+    return CallerError(f"There is no {noun} {name}{meant}{listed} {advice}")

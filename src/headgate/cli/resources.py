@@ -90,7 +90,7 @@ def _add_list(group: click.Group, noun: Noun, example: str) -> None:
             print_table(f"{noun.name.capitalize()}s", noun.header, [noun.row(one) for one in found])
         else:
             advice = noun.advice.format(name="NAME")
-            click.echo(f"headgate: There are no {noun.name}s. {advice}", err=True)
+            click.echo(f"headgate: There are no {noun.name}s at {client.url}. {advice}", err=True)
 
 
 def _add_show(group: click.Group, noun: Noun, example: str) -> None:
@@ -109,7 +109,7 @@ def _add_show(group: click.Group, noun: Noun, example: str) -> None:
 
 _HELP: dict[Verb, str] = {
     "pause": "Pause {article}: none of its waiting tasks start.\n\nRunning tasks go on.",
-    "resume": "Resume {article}.\n\nThis also opens one that a worker or an answer closed.",
+    "resume": "Resume {article}.\n\nThis also opens one that a worker or a target's answer closed.",
     "drain": "Drain {article}: it accepts no new tasks and finishes those it has.",
 }
 _DONE: dict[Verb, str] = {
@@ -128,7 +128,9 @@ def _add_verbs(group: click.Group, noun: Noun, example: str) -> None:
 def _add_verb(group: click.Group, noun: Noun, verb: Verb, example: str) -> None:
     text = _HELP[verb].format(article=noun.article)
     if noun.name == "project":
-        text = text.replace("\n\nThis also opens one that a worker or an answer closed.", "")
+        text = text.replace(
+            "\n\nThis also opens one that a worker or a target's answer closed.", ""
+        )
 
     @group.command(
         verb,
@@ -250,10 +252,10 @@ PROJECTS = Noun(
 
 @click.group()
 def project() -> None:
-    """List and change projects, pause, resume and drain them.
+    """List, change, pause, resume and drain projects.
 
-    A project has a share of all agents, by its weight. [projects.NAME] in the settings file adds
-    one. A change made here holds until that file changes the same key.
+    A project's weight decides its share of all agents. [projects.NAME] in the settings file adds a
+    project. A change made here holds until you change the same key in that file.
     """
 
 
@@ -278,13 +280,17 @@ Examples:
 """,
 )
 @click.argument("name", metavar="PROJECT", type=PROJECT)
-@click.option("--weight", type=float, metavar="NUMBER", help="Its part of the whole.")
-@click.option("--max-agents", type=_Limit(int), metavar="N|none", help="The most agents at once.")
+@click.option(
+    "--weight", type=float, metavar="NUMBER", help="Its share, relative to other projects."
+)
+@click.option(
+    "--max-agents", type=_Limit(int), metavar="N|none", help="The most of its tasks in flight."
+)
 @click.option(
     "--budget-tokens",
     type=_Limit(int),
     metavar="N|none",
-    help="The most tokens in the window of fair shares.",
+    help="The most tokens that it may use in the usage window.",
 )
 @click.option(
     "--reset",
@@ -362,10 +368,10 @@ AGENTS = Noun(
 
 @click.group()
 def agent() -> None:
-    """List and change agents, pause, resume and drain them.
+    """List, change, pause, resume and drain agents.
 
-    An agent takes as many tasks at once as its capacity says. A change made here holds until the
-    settings file changes the same key.
+    An agent takes as many tasks at once as its capacity says. A change made here holds until you
+    change the same key in the settings file.
     """
 
 
@@ -390,10 +396,14 @@ Examples:
 """,
 )
 @click.argument("name", metavar="AGENT", type=AGENT)
-@click.option("--capacity", type=_Limit(int), metavar="N|none", help="Tasks at once.")
+@click.option(
+    "--capacity", type=_Limit(int), metavar="N|none", help="The most tasks that it runs at once."
+)
 @click.option("--type", "agent_type", metavar="TYPE", help="The type that rate limits name.")
 @click.option(
-    "--accepts-open/--no-accepts-open", default=None, help="Whether it takes tasks of no agent."
+    "--accepts-open/--no-accepts-open",
+    default=None,
+    help="Whether it takes tasks that name no agent.",
 )
 @click.option(
     "--reset",
@@ -452,9 +462,9 @@ TARGETS = Noun(
 
 @click.group()
 def target() -> None:
-    """List targets, pause, resume and drain them.
+    """List, pause, resume and drain targets.
 
-    A target is what carries tasks out: an HTTP address, a program, a worker. [targets.NAME] in the
+    A target is where tasks run: an HTTP address, a program, a worker. [targets.NAME] in the
     settings file adds one.
     """
 
@@ -494,7 +504,7 @@ MODELS = Noun(
 
 @click.group()
 def model() -> None:
-    """Show the models of the gateway: where they go, what they cost.
+    """Show the models of the gateway: where their calls go, what they cost.
 
     [models.NAME] in the settings file adds a name, with the upstream models that it stands for.
     """

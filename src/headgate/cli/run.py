@@ -43,7 +43,7 @@ budget is used up; 130 Ctrl-C.
 """
 )
 @click.argument("file", metavar="[FILE]", required=False, type=_path)
-@click.option("--budget-tracker", type=click.Choice(TRACKERS), help="Where the budget is kept.")
+@click.option("--budget-tracker", type=click.Choice(TRACKERS), help="The kind of ledger.")
 @click.option("--budget-redis-url", metavar="URL", help="A ledger in Redis or Valkey.")
 @click.option("--budget-postgres-url", metavar="URL", help="A ledger in PostgreSQL.")
 @click.option("--budget-session-id", metavar="NAME", help="The session that the run belongs to.")
@@ -62,13 +62,15 @@ budget is used up; 130 Ctrl-C.
     help="Where runs are kept.  [default: the XDG data directory]",
 )
 @click.option(
-    "--config", metavar="FILE", type=_path, help="The settings, for steps that name a target."
+    "--config", metavar="FILE", type=_path, help="The settings file, for steps that name a target."
 )
 @click.option("--server", metavar="URL", help="Run the steps on this service.")
 @click.option(
-    "--token", metavar="TOKEN", help="The token for it.  [default: HEADGATE_TOKEN, or its file]"
+    "--token",
+    metavar="TOKEN",
+    help="The token for the service.  [default: HEADGATE_TOKEN, or its file]",
 )
-@click.option("--project", metavar="NAME", help="The project whose share and budget it uses there.")
+@click.option("--project", metavar="NAME", help="The project whose share and budget the run uses.")
 @click.option(
     "--metrics-file", metavar="PATH", type=_path, help="Write metrics for Prometheus to this file."
 )
@@ -78,17 +80,19 @@ budget is used up; 130 Ctrl-C.
     type=click.IntRange(0, MOST_PORT),
     help="Serve metrics on this port; 0 picks a free one.",
 )
-@click.option("--dry-run", "is_dry", is_flag=True, help="Show what it would do and cost.")
+@click.option(
+    "--dry-run", "is_dry", is_flag=True, help="Show what the run would do and cost; run nothing."
+)
 @click.option(
     "--resume",
     metavar="RUN",
     shell_complete=offered_runs,
-    help="Go on with this run: an id, the beginning of one, or last.",
+    help="Continue this run: an id, the beginning of an id, or last.",
 )
 @click.option(
     "--changed",
     type=click.Choice(("keep", "rerun")),
-    help="What becomes of finished steps that a corrected FILE changes.",
+    help="What to do with finished steps that a corrected FILE changes.",
 )
 @json_option
 @click.pass_context
@@ -105,9 +109,8 @@ def run(
     """Run a workflow from a file, within its budgets.
 
     FILE lists steps: commands, HTTP requests, Python functions, calls to models, tasks for targets.
-    --resume goes on with a run that was interrupted and keeps its finished steps; with FILE, the
-    other steps go by the corrected file. Progress goes to standard error, the report to standard
-    output.
+    --resume continues an interrupted run and keeps its finished steps; with FILE, the other steps
+    are those of the corrected file. Progress goes to standard error, the report to standard output.
     """
     _check(file, resume, is_dry=is_dry, given=given)
     # A list of commands loads none of this.

@@ -420,8 +420,9 @@ def _corrected(
         options = msgspec.structs.replace(options, micro_usd=run.workflow.micro_usd)
     command = resume_command(run.id, options.data, file=run.record.file)
     for path in unused_changes(run):
-        unused = "the run goes on without the change; to use the change"
-        way = f"{unused}: {command}" if str(path) == run.record.file else "the run keeps its items"
+        way = f"the run goes on without the change; to use the change: {command}"
+        if file is not None:
+            way = "it has another number of items now, so the run keeps those that it began with"
         click.echo(
             f"headgate: {printable(f'{path} changed after this run began; {way}')}", err=True
         )

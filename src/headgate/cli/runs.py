@@ -10,7 +10,7 @@ import click
 
 from headgate.cli.connection import default_directory, json_option
 from headgate.cli.main import EXIT_FAILED
-from headgate.cli.output import is_terminal, print_json, print_json_lines, print_table
+from headgate.cli.output import is_terminal, print_json, print_json_lines, print_tables
 from headgate.core.text import printable
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ Examples:
 def runs(context: click.Context, /, *, limit: int, data: Path | None, as_json: bool) -> None:
     """List the runs of workflows, or show one with its steps.
 
-    The newest comes first. headgate run --resume RUN goes on with a run that was interrupted.
+    The newest run comes first. headgate run --resume RUN continues an interrupted run.
     """
     if context.invoked_subcommand is not None:
         return
@@ -86,8 +86,7 @@ def runs(context: click.Context, /, *, limit: int, data: Path | None, as_json: b
     if as_json:
         print_json_lines(shown)
         return
-    title = "Runs" if found else "No runs"
-    print_table(title, HEADER, [_row(one) for one in shown], whole=("run",))
+    print_tables("Runs", HEADER, map(_row, shown), empty="No runs", whole=("run",))
     if len(found) > limit:
         click.echo(f"  and {len(found) - limit:,} more; --limit shows them")
 
@@ -107,7 +106,7 @@ Examples:
 def show(*, name: str, is_all: bool, data: Path | None, as_json: bool) -> None:
     """Show how far a run is, or how it ended.
 
-    RUN is an id, the unique beginning of one, or last.
+    RUN is an id, the unique beginning of an id, or last.
     """
     from headgate.workflow.run_list import show_run  # noqa: PLC0415
 

@@ -23,9 +23,9 @@ PAUSED = "The service is paused: no task starts. headgate service resume ends th
 
 @click.group()
 def service() -> None:
-    """Pause and resume everything.
+    """Pause and resume the whole service.
 
-    headgate project, agent, target and slot pause one thing alone.
+    headgate project pause pauses one project; agent, target and slot have the same command.
     """
 
 
@@ -99,9 +99,9 @@ Examples:
 @connection_options
 @json_option
 def closures(*, connection: Connection, as_json: bool) -> None:
-    """List what keeps tasks from starting, who closed it and until when.
+    """List every closure that keeps tasks from starting: who made it, until when.
 
-    headgate slot, target, agent and budget resume open one before its time.
+    headgate slot resume opens a slot early; target, agent and budget have the same command.
     """
     with connect(connection) as client:
         answer = client.closures()

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import UTC, date, datetime, tzinfo
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,25 +25,27 @@ from headgate.cli.connection import (
     store_option,
 )
 from headgate.cli.output import (
+    clock_time,
     countdown,
     from_now,
     has_come,
     print_json,
     print_json_lines,
     print_table,
-    shows_utc,
     unknown_name,
+    with_local_times,
 )
 from headgate.core.slots.wakes import ENDED, ended_words
 from headgate.core.text import printable
 from headgate.errors import InvalidSettingError, RequestRefusedError
 
 if TYPE_CHECKING:
+    from headgate.cli.command_client import CommandClient
     from headgate.client.local_slots import SlotsAlone
-    from headgate.client.sync_client import SyncClient
     from headgate.core.slots.status import (
         LogLine,
         LoopBody,
+        NextWakeBody,
         QuotaLimitBody,
         SlotBody,
     )
@@ -109,7 +111,7 @@ def log(
 ) -> None:
     """Show what was sent for slots, what came back and what else happened.
 
-    With SLOT, only for that one. The log is read from the data directory, so it works without a
+    With SLOT, show only that slot. The log is read from the data directory, so it works without a
     running service.
     """
     if is_following and day is not None:
@@ -213,7 +215,11 @@ def line_of(line: LogLine) -> str:
     """Return a line of the log as people read it."""
     from headgate.engine.slots.slot_log import line_text  # noqa: PLC0415
 
-    parts = (line.ts, line.slot, line.action, line.phase, line_text(line))
+    at = line.ts
+    # Somebody may have written to the file by hand.
+    with suppress(ValueError):
+        at = clock_time(datetime.fromisoformat(line.ts), has_day=True)
+    parts = (at, line.slot, line.action, line.phase, line_text(line))
     return "  ".join(part for part in parts if part)
 
 
@@ -235,8 +241,8 @@ Examples:
 def run(*, path: Path | None, data: Path | None, store_url: str | None, as_json: bool) -> None:
     """Run key slots alone: poll and wake them, without a service.
 
-    What happens goes to standard error, with --json as lines of JSON. A changed settings file is
-    read again. Ctrl-C stops it.
+    The log goes to standard error; with --json, as lines of JSON. The command reads a changed
+    settings file again. Ctrl-C stops the command.
     """
     from headgate.cli.slots_alone import run_alone  # noqa: PLC0415  not for a list of commands
 
@@ -249,7 +255,7 @@ WARM_SECONDS = 60.0
 @contextmanager
 def _asking(
     connection: Connection, *, retries: int = 3, timeout_seconds: float = 30.0
-) -> Iterator[SyncClient | SlotsAlone]:
+) -> Iterator[CommandClient | SlotsAlone]:
     """Give whoever has the slots: a process that runs them alone here, or the service."""
     directory = alone_in(connection)
     if directory is not None:
@@ -288,7 +294,7 @@ _slot_argument = click.argument("name", metavar="SLOT", type=SLOT, callback=_giv
 
 @click.group()
 def slot() -> None:
-    """Show key slots and their quotas, warm, pause and resume them.
+    """Show key slots and their quotas; warm, pause and resume slots.
 
     A slot is one key of a provider with a quota. [[slots]] in the settings file adds one.
     """
@@ -307,7 +313,7 @@ Examples:
 def list_slots(*, connection: Connection, as_json: bool) -> None:
     """List key slots: how much of each quota is used, when it resets, the next wake."""
     with _asking(connection) as client:
-        found = client.slots().slots
+        found, place = client.slots().slots, client.place
     if as_json:
         print_json_lines(found)
     elif found:
@@ -315,7 +321,7 @@ def list_slots(*, connection: Connection, as_json: bool) -> None:
         for line in notes_of(found):
             click.echo(line)
     else:
-        click.echo(f"headgate: There are no slots. {_ADD}", err=True)
+        click.echo(printable(f"headgate: There are no slots {place}. {_ADD}"), err=True)
 
 
 _ADD = "[[slots]] in the settings file adds one; then run headgate reload."
@@ -354,7 +360,8 @@ Examples:
 def warm(*, name: str, connection: Connection, as_json: bool) -> None:
     """Open the quota window of a key slot now.
 
-    Refused while the window is open, and while the slot is paused, exhausted or being read.
+    Headgate refuses this while the window is open, and while the slot is paused, exhausted or being
+    read.
     """
     # A wake that is sent twice may cost twice.
     with (
@@ -378,7 +385,7 @@ Examples:
 @connection_options
 @json_option
 def pause(*, name: str, connection: Connection, as_json: bool) -> None:
-    """Pause a key slot: nothing is sent with its key, and what needs it waits."""
+    """Pause a key slot: nothing is sent with its key, and tasks and calls that need it wait."""
     with _asking(connection) as client, _naming_slots(client, name):
         answer = client.disable_slot(name)
     line = "is paused: nothing is sent with its key; calls and tasks that need the key wait."
@@ -399,7 +406,8 @@ Examples:
 def resume(*, name: str, connection: Connection, as_json: bool) -> None:
     """Resume a key slot, whatever stopped it: a pause, its errors, an answer of its provider.
 
-    What the settings disable stays disabled. The provider's next answer may close it again.
+    A slot that the settings disable stays disabled. The provider's next answer may close a slot
+    again.
     """
     from headgate.client.local_slots import SlotsAlone  # noqa: PLC0415
 
@@ -417,7 +425,7 @@ slot.add_command(run)
 
 
 @contextmanager
-def _naming_slots(client: SyncClient | SlotsAlone, name: str) -> Iterator[None]:
+def _naming_slots(client: CommandClient | SlotsAlone, name: str) -> Iterator[None]:
     """Have the error about a slot that is not there say which ones are."""
     try:
         yield
@@ -479,7 +487,7 @@ def lines_of(slot: SlotBody) -> list[str]:
     found = [(name, text) for name, text in _facts(slot) if text]
     width = max(len(name) for name, _ in found)
     lines = [f"{name:<{width}}  {printable(text)}" for name, text in found]
-    return lines + [f"{'limit':<{width}}  {printable(_limit(slot, one))}" for one in slot.limits]
+    return lines + [f"{'limit':<{width}}  {printable(_limit(one))}" for one in slot.limits]
 
 
 def percent(value: float | None) -> str:
@@ -500,11 +508,12 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("used", percent(slot.percent_used)),
         ("resets", _reset(slot)),
         ("quota from", f"{slot.quota_from}: {slot.quota_text}"),
-        ("read", _at(slot, slot.read_at)),
-        ("next poll", _at(slot, slot.next_poll_at)),
+        ("read", _at(slot.read_at)),
+        ("next poll", _at(slot.next_poll_at)),
+        ("wake zone", slot.zone if slot.wake_modes else ""),
         ("wake modes", ", ".join(slot.wake_modes) or "none: it is never woken"),
         ("next wake", _wake(slot)),
-        ("last wake", _at(slot, slot.last_wake_at)),
+        ("last wake", _at(slot.last_wake_at)),
         ("confirmed", _confirmation(slot)),
         ("errors", _errors(slot) or "none"),
         ("last error", slot.last_error),
@@ -521,8 +530,8 @@ def _state(slot: SlotBody) -> str:
 
 def _wait(slot: SlotBody) -> str:
     if not slot.wait_reason or slot.wait_until is None:
-        return slot.wait_reason
-    return f"{slot.wait_reason}, until {_at(slot, slot.wait_until)}"
+        return with_local_times(slot.wait_reason)
+    return f"{with_local_times(slot.wait_reason)}, until {_at(slot.wait_until)}"
 
 
 def _closers(slot: SlotBody) -> str:
@@ -531,7 +540,7 @@ def _closers(slot: SlotBody) -> str:
     last = slot.closures[0]
     by = " ".join(text for text in (last.cause, last.by) if text)
     task = f", task {last.task_id}" if last.task_id else ""
-    since = "" if last.since is None else f", since {_at(slot, last.since)}"
+    since = "" if last.since is None else f", since {_at(last.since)}"
     return f"{by}{task}{since}"
 
 
@@ -542,7 +551,7 @@ def _reset_soon(resets_at: datetime) -> str:
 def _reset(slot: SlotBody) -> str:
     resets_at = slot.resets_at
     if resets_at is None or not has_come(resets_at):
-        return _at(slot, resets_at)
+        return _at(resets_at)
     return ended_words(from_now(resets_at))
 
 
@@ -556,9 +565,19 @@ def _wake_soon(slot: SlotBody) -> str:
 
 
 def _wake(slot: SlotBody) -> str:
-    if slot.next_wake is not None:
-        return slot.next_wake.text
+    wake = slot.next_wake
+    if wake is not None:
+        when = "now" if has_come(wake.at) else clock_time(wake.at)
+        return f"{when}: {'skipped, ' if wake.is_skipped else ''}{wake_reason(wake)}"
     return f"none: {slot.no_wake_reason}" if slot.no_wake_reason else ""
+
+
+def wake_reason(wake: NextWakeBody) -> str:
+    """Return why a wake is sent, or is skipped; its times are in the zone that commands show."""
+    if wake.open_until is None:
+        return wake.text.partition(": ")[2].removeprefix("skipped, ")
+    then = "" if wake.then is None else f"; the next one at {clock_time(wake.then)}"
+    return f"the window is open until {clock_time(wake.open_until)}{then}"
 
 
 def _confirmation(slot: SlotBody) -> str:
@@ -581,28 +600,17 @@ def _loop(loop: LoopBody | None) -> str:
     return ", ".join(part for part in (seen, restarts, loop.problem) if part)
 
 
-def _limit(slot: SlotBody, limit: QuotaLimitBody) -> str:
+def _limit(limit: QuotaLimitBody) -> str:
     unit = "" if limit.unit is None else f"unit {limit.unit}"
-    resets = "" if limit.resets_at is None else _limit_reset(slot, limit.resets_at)
+    resets = "" if limit.resets_at is None else _limit_reset(limit.resets_at)
     used = "" if limit.percent_used is None else f"{percent(limit.percent_used)} used"
     return ", ".join(part for part in (limit.type, unit, used, resets) if part)
 
 
-def _limit_reset(slot: SlotBody, resets_at: datetime) -> str:
-    return f"{ENDED if has_come(resets_at) else 'resets'} {_at(slot, resets_at)}"
+def _limit_reset(resets_at: datetime) -> str:
+    return f"{ENDED if has_come(resets_at) else 'resets'} {_at(resets_at)}"
 
 
-def _at(slot: SlotBody, moment: datetime | None) -> str:
-    """Return a time in the slot's own zone, in which its wakes are set, and how far away it is."""
-    if moment is None:
-        return ""
-    from headgate.core.slots.status import local_time  # noqa: PLC0415
-    from headgate.storage.zones import zone  # noqa: PLC0415
-
-    of_slot: tzinfo = UTC
-    name = "UTC"
-    if not shows_utc():
-        with suppress(InvalidSettingError):
-            of_slot, name = zone(slot.zone), slot.zone
-    at = local_time(moment.timestamp(), of_slot, now=datetime.now(UTC).timestamp())
-    return f"{at} {name} ({from_now(moment)})"
+def _at(moment: datetime | None) -> str:
+    """Return a time, and how far away it is."""
+    return "" if moment is None else f"{clock_time(moment)} ({from_now(moment)})"

@@ -54,7 +54,9 @@ Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was re
 )
 @click.option("--params", "params_json", metavar="JSON", help="All parameters; @FILE reads a file.")
 @click.option("--input", "input_json", metavar="JSON", help="The input; @FILE reads a file.")
-@click.option("--priority", metavar="N", type=int, help="Lower runs first.  [default: 0]")
+@click.option(
+    "--priority", metavar="N", type=int, help="The priority; lower numbers run first.  [default: 0]"
+)
 @click.option(
     "--deadline",
     metavar="TIME",
@@ -72,7 +74,10 @@ Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was re
     "--cost-usd", metavar="USD", help="The dollars that each attempt costs, whatever it reports."
 )
 @click.option(
-    "--weight", metavar="N", type=float, help="Its cost in shares, if its tokens are unknown."
+    "--weight",
+    metavar="N",
+    type=float,
+    help="What it costs its project's share, if its tokens are unknown.",
 )
 @click.option(
     "--scope",
@@ -91,7 +96,7 @@ Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was re
     "--on-parent-failure", type=click.Choice(["fail", "run"]), help="What to do if that task fails."
 )
 @click.option("--label", "labels", metavar="KEY=TEXT", multiple=True, help="A label to find it by.")
-@click.option("--max-attempts", metavar="N", type=int, help="How often it is tried.")
+@click.option("--max-attempts", metavar="N", type=int, help="The most attempts.")
 @click.option(
     "--attempt-timeout",
     "timeout_seconds",

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from headgate.core.task_view import (
         AttemptBody,
         HeldBody,
+        ProgressBody,
         ReportedBody,
         TaskSnapshot,
         TaskUsageBody,
@@ -95,6 +96,8 @@ def _value(name: str, value: object, *, indent: int) -> str:
         return _reported(cast("ReportedBody", value))
     if name == "unpriced":
         return "nobody knows what it cost in dollars; `headgate doctor` has the line to add"
+    if name == "progress":
+        return progress_line(cast("ProgressBody", value))
     if name == "usage":
         return _usage(cast("TaskUsageBody", value))
     if name == "attempts":
@@ -105,6 +108,11 @@ def _value(name: str, value: object, *, indent: int) -> str:
     if isinstance(value, tuple):
         return printable(", ".join(str(one) for one in value))
     return printable(str(getattr(value, "value", value)))
+
+
+def progress_line(progress: ProgressBody) -> str:
+    """Return how far a task says that it is, and when it last said something new."""
+    return f"{printable(progress.words)} ({from_now(progress.at)})"
 
 
 def _reported(said: ReportedBody) -> str:

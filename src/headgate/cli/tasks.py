@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options
-from headgate.cli.output import past_moment, print_table
+from headgate.cli.output import past_moment, print_json_lines, print_tables
 
 if TYPE_CHECKING:
     from headgate.client.requests import ListFilter
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 STATES = ("queued", "assigned", "running", "done", "failed", "cancelled", "rejected")
 DEFAULT_LIMIT = 20
-TABLE_ROWS = 500
 
 
 @click.command(
@@ -91,9 +90,17 @@ def tasks(
     with connect(connection) as client:
         found = client.iterate_tasks(**which) if is_all else _page(client, limit, which)
         if as_json:
-            _print_lines(found)
+            print_json_lines(found)
         else:
-            _print_tables(found)
+            from headgate.cli.task_view import HEADER, row_of  # noqa: PLC0415
+
+            print_tables(
+                "Tasks",
+                HEADER,
+                map(row_of, found),
+                empty=f"No tasks at {client.url}",
+                whole=("task",),
+            )
 
 
 def _without_columns() -> str:
@@ -111,26 +118,3 @@ def _page(client: SyncClient, limit: int, which: ListFilter) -> Iterator[TaskSna
         yield from page.tasks
         cursor = page.next_cursor
         limit = max(0, limit - page.count) if cursor else 0
-
-
-def _print_lines(found: Iterable[TaskSnapshot]) -> None:
-    import msgspec  # noqa: PLC0415
-
-    for task in found:
-        click.echo(msgspec.json.encode(task))
-
-
-def _print_tables(found: Iterable[TaskSnapshot]) -> None:
-    """Write a table for every few hundred rows: a long list is neither kept nor waited for."""
-    from headgate.cli.task_view import HEADER, row_of  # noqa: PLC0415
-
-    rows: list[tuple[str, ...]] = []
-    count = 0
-    for task in found:
-        rows.append(row_of(task))
-        count += 1
-        if len(rows) == TABLE_ROWS:
-            print_table("Tasks", HEADER, rows, whole=("task",))
-            rows = []
-    if rows or not count:
-        print_table("Tasks" if count else "No tasks", HEADER, rows, whole=("task",))

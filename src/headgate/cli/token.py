@@ -69,7 +69,7 @@ Examples:
 @click.option(
     "--offline",
     is_flag=True,
-    help="Write to the store itself, with all permissions by default.",
+    help="Write to the store without a service; all permissions by default.",
 )
 @click.option(
     "--config",
@@ -97,7 +97,7 @@ def create(
 ) -> None:
     """Create a token and print it; it is never shown again.
 
-    A token cannot allow more than the one that creates it. If you have lost all tokens, use
+    A token cannot allow more than the token that creates it. If you have lost all tokens, use
     --offline on the machine of the service; with SQLite, stop the service first. A token with all
     permissions is also written to the data directory, where commands find it.
     """
@@ -133,7 +133,7 @@ Examples:
 @connection_options
 @json_option
 def list_(*, connection: Connection, as_json: bool) -> None:
-    """List the tokens that are remembered, the newest first; none of their texts."""
+    """List the tokens, newest first, without their secrets."""
     with connect(connection) as client:
         answer = client.list_tokens()
     if as_json:
@@ -153,10 +153,7 @@ Examples:
 @connection_options
 @json_option
 def revoke(*, token_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
-    """End tokens for good, by id or by name: at this node at once, elsewhere within five seconds.
-
-    A name that several tokens have is refused; name their ids.
-    """
+    """Revoke tokens, by id or name: at this node at once, at others within five seconds."""
     with connect(connection) as client:
         for token_id in _ids_of(client, token_ids):
             answer = client.revoke_token(token_id)
@@ -170,15 +167,8 @@ def _ids_of(client: CommandClient, given: Sequence[str]) -> list[str]:
     """Return the ids of tokens; who may list them may name them."""
     if all(map(_TOKEN_ID.fullmatch, given)):
         return list(given)
-    good = [one for one in client.list_tokens().tokens if one.state == "good"]
-    found: list[str] = []
-    for name in given:
-        ids = [one.id for one in good if name in (one.id, one.name)]
-        if len(ids) > 1:
-            problem = f"{len(ids)} tokens have the name {name}; give an id: {', '.join(ids)}"
-            raise InvalidFieldError("ID", problem)
-        found.append(ids[0] if ids else name)
-    return found
+    ids = {one.name: one.id for one in client.list_tokens().tokens if one.state == "good"}
+    return [ids.get(name, name) for name in given]
 
 
 def _wish(

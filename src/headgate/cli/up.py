@@ -12,8 +12,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,13 +70,13 @@ Examples:
 """
 )
 @click.option(
-    "--config", "path", metavar="FILE", type=click.Path(path_type=Path), help="The settings."
+    "--config", "path", metavar="FILE", type=click.Path(path_type=Path), help="The settings file."
 )
 @click.option(
     "--data",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Where it keeps its data.  [default: the XDG data directory]",
+    help="The data directory.  [default: the XDG data directory]",
 )
 @click.option("--host", metavar="ADDRESS", help="The address to serve on.  [default: 127.0.0.1]")
 @click.option("--port", metavar="N", type=int, help="The port to serve on.  [default: 7420]")
@@ -176,15 +176,19 @@ def _loaded_from(
     return loaded
 
 
-def _held(settings: Settings, directory: Path) -> AbstractContextManager[StoreLock | None]:
+@contextmanager
+def _held(settings: Settings, directory: Path) -> Iterator[StoreLock | None]:
+    """Hold the store, and say in the data directory where the service is, also without a store."""
     from headgate.app import held_file  # noqa: PLC0415
-    from headgate.storage.data_lock import announce, hold_store  # noqa: PLC0415
+    from headgate.storage.data_lock import announce, hold_store, store_folders  # noqa: PLC0415
 
     file = held_file(settings, directory)
     address = _address(settings.server.host, settings.server.port)
-    return (
-        announce(directory, address=address) if file is None else hold_store(file, address=address)
-    )
+    with ExitStack() as held:
+        lock = None if file is None else held.enter_context(hold_store(file, address=address))
+        if file is None or directory not in store_folders(file):
+            held.enter_context(announce(directory, address=address))
+        yield lock
 
 
 def _starter(settings: Settings, lock: StoreLock | None) -> ChildStarter | None:
@@ -275,11 +279,24 @@ async def _serve(
     await asyncio.wait((serving, serves), return_when=asyncio.FIRST_COMPLETED)
     try:
         if serving.done():
+            # Whoever has the port is another service, and no command may be sent to it.
+            _tell("", directory, lock)
             serving.result()
+        if settings.server.port == 0:
+            _tell(serves.result(), directory, lock)
         await _work(service, serves.result(), directory, demo, stopping, as_json=as_json)
     finally:
         serving.cancel()
         await asyncio.wait((serving,))
+
+
+def _tell(address: str, directory: Path, lock: StoreLock | None) -> None:
+    """Write down where the service is, or that it is nowhere, for commands that look for it."""
+    from headgate.storage.data_lock import tell_address  # noqa: PLC0415
+
+    tell_address(directory, address)
+    if lock is not None:
+        lock.tell(address)
 
 
 def _logging(service: Service, app: App) -> App | RequestLog:
@@ -465,12 +482,13 @@ async def welcome(
     settings = service.settings
     is_needed = auth_rules(settings).needs_token
     keys = _missing_keys(settings, environ)
+    replaced = [f"warning: {one.line}" for one in service.config.replaced_at_start]
     problems = await file_lines(
         service.api.tokens, directory, is_needed=is_needed, is_shared=is_shared(settings)
     )
     if as_json:
         # What is said of the token has no secret, only what is wrong with the file.
-        for line in (*problems, *keys):
+        for line in (*problems, *keys, *replaced):
             click.echo(f"headgate: {line}", err=True)
         return _for_programs(service, address, directory)
     header = token_header(directory) if is_needed else ""
@@ -485,7 +503,7 @@ async def welcome(
     if settings.gateway.enabled:
         # The one of OpenAI's clients has the version in it, the one of Anthropic's has not.
         lines.append(f"  OPENAI_BASE_URL={place}/v1 or ANTHROPIC_BASE_URL={place} for agents")
-    lines += [f"  {line}" for line in keys]
+    lines += [f"  {line}" for line in (*keys, *replaced)]
     return "\n".join(lines)
 
 

@@ -30,7 +30,7 @@ Examples:
     type=click.Choice(GROUPINGS),
     default="project",
     show_default=True,
-    help="What each row adds up.",
+    help="What each row stands for.",
 )
 @click.option("--since", metavar="TIME", help="A day or a time.  [default: 30 days ago]")
 @click.option("--until", metavar="TIME", help="A day or a time.  [default: now]")
@@ -43,7 +43,7 @@ def usage(
 
     Calls that a task makes count for that task. Assumed amounts are the part that nobody reported:
     an attempt was lost, or its target did not say what it used, so the reserved amount was booked.
-    Usage is kept by the hour for 400 days. Days are days of UTC.
+    Usage is kept by the hour for 400 days. Days are UTC days.
     """
     from headgate.api.schema.tasks import UsageBody  # noqa: PLC0415
 

@@ -43,7 +43,7 @@ Examples:
     type=duration,
     default="5m",
     show_default=True,
-    help="How long to wait for a service that is away.",
+    help="How long to wait for a service that does not answer.",
 )
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Write each event as one line of JSON.")
@@ -58,7 +58,7 @@ def watch(
     connection: Connection,
     as_json: bool,
 ) -> None:
-    """Print events as they happen: of all tasks, or of one until it ends.
+    """Print events as they happen: of all tasks, or of one task until it ends.
 
     If the connection breaks, the command connects again and goes on after the last printed event.
     """

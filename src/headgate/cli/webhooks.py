@@ -96,7 +96,7 @@ Examples:
 @connection_options
 @json_option
 def redeliver(*, webhook_ids: tuple[str, ...], connection: Connection, as_json: bool) -> None:
-    """Send webhooks again, starting with their first try."""
+    """Send webhooks again, with a new series of tries."""
     with connect(connection) as client:
         for webhook_id in webhook_ids:
             answer = client.redeliver(webhook_id)
@@ -117,7 +117,7 @@ Examples:
 @json_option
 @click.pass_context
 def ping(context: click.Context, /, *, address: str, connection: Connection, as_json: bool) -> None:
-    """Send a signed message to an address now. The exit code is 1 if it is refused."""
+    """Send a signed message to an address now. The exit code is 1 if the address refuses it."""
     with connect(connection, retries=0) as client:
         answer = client.ping_webhook(address)
     if as_json:

@@ -12,7 +12,7 @@ from headgate.cli.connection import Connection, connect, connection_options, jso
 from headgate.cli.output import clock_time, from_now, length_of, print_json, with_local_times
 from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
-from headgate.errors import InvalidSettingError, ServiceUnavailableError
+from headgate.errors import InvalidSettingError, RequestRefusedError, ServiceUnavailableError
 
 if TYPE_CHECKING:
     from headgate.api.schema.calls import CallWhyBody
@@ -47,10 +47,8 @@ def why(*, task_id: str | None, connection: Connection, as_json: bool) -> None:
     with _runs_named(), connect(connection) as client:
         if task_id is None:
             _print_waiting(client, as_json=as_json)
-        elif task_id.startswith(CALL_PREFIX):
-            _print(_why_call(client, task_id), as_json=as_json)
         else:
-            _print(client.why(task_id), as_json=as_json)
+            _print(_why_one(client, task_id), as_json=as_json)
 
 
 @contextmanager
@@ -75,6 +73,18 @@ def _print(answer: WhyBody | CallWhyBody, *, as_json: bool) -> None:
     else:
         lines = lines_of(answer) if isinstance(answer, WhyBody) else lines_of_call(answer)
         click.echo("\n".join(lines))
+
+
+def _why_one(client: SyncClient, given: str) -> WhyBody | CallWhyBody:
+    """Ask about a task or a call; where there is none, say which one, and who was asked."""
+    try:
+        if given.startswith(CALL_PREFIX):
+            return _why_call(client, given)
+        return client.why(given)
+    except RequestRefusedError as error:
+        if error.code == "not_found":
+            error.args = (f"{error}: {given} at {client.url}",)
+        raise
 
 
 def _why_call(client: SyncClient, call_id: str) -> CallWhyBody:
@@ -140,7 +150,7 @@ def lines_of(answer: WhyBody) -> list[str]:
     """Return every rule that keeps a task waiting, and what holds it, a line for each."""
     if not answer.reasons:
         line = f"{answer.task_id} is {answer.state.value}, and waits for nothing"
-        return [line, *_holds(answer), *_rooms(answer)]
+        return [line, *_progress(answer), *_holds(answer), *_rooms(answer)]
     lines = [f"{answer.task_id} is {answer.state.value}:", *_reason_lines(answer.reasons)]
     return lines + _holds(answer) + _rooms(answer)
 
@@ -156,6 +166,12 @@ def _reason_lines(reasons: Sequence[ReasonBody]) -> list[str]:
         if reason.held_by_others:
             lines.append(f"    held by {reason.held_by_others} tasks of others")
     return lines
+
+
+def _progress(answer: WhyBody) -> list[str]:
+    from headgate.cli.task_view import progress_line  # noqa: PLC0415
+
+    return [] if answer.progress is None else [f"  {progress_line(answer.progress)}"]
 
 
 def _holds(answer: WhyBody) -> list[str]:

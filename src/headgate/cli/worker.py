@@ -1,7 +1,8 @@
 """`headgate worker`: runs tasks of one agent on this machine, for a service elsewhere.
 
 The first Ctrl-C (or SIGTERM) takes no more tasks and lets what runs finish; the second stops it,
-and the service gives it to others; the third ends the process at once.
+and the service gives it to others; the third ends the process at once. After SIGTERM there is a
+time for that: who sends it kills the process in the end, and what it had would be lost with it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
     from headgate.executors.executor import Executor
 
 
+_LOG = logging.getLogger("headgate.worker")
 EXIT_AT_ONCE = 130
 MAX_PLACES = 1_000
+MAX_DRAIN_SECONDS = 86_400.0
 
 
 @click.command(
@@ -48,7 +51,9 @@ Examples:
     help="A Python function to call for each task.",
 )
 @click.option(
-    "--command", metavar="COMMAND", help="A program to run for each task; it reads the task."
+    "--command",
+    metavar="COMMAND",
+    help="A program to run for each task; it reads the task as JSON.",
 )
 @click.option(
     "--capacity",
@@ -58,6 +63,14 @@ Examples:
     show_default=True,
     help="How many tasks to run at once.",
 )
+@click.option(
+    "--drain-seconds",
+    metavar="SECONDS",
+    type=click.FloatRange(0.0, MAX_DRAIN_SECONDS),
+    default=25.0,
+    show_default=True,
+    help="After SIGTERM, how long tasks may still run before they are handed back.",
+)
 @connection_options
 def worker(
     *,
@@ -65,6 +78,7 @@ def worker(
     entry_point: str | None,
     command: str | None,
     capacity: int,
+    drain_seconds: float,
     connection: Connection,
 ) -> None:
     """Take tasks of an agent from a service and run them here.
@@ -73,8 +87,8 @@ def worker(
     """
     executor = _executor(entry_point, command, capacity)
     hide_process()
-    _tell_what_is_logged(logging.getLogger("headgate.worker"))
-    asyncio.run(_work(connection, executor, agent_id, capacity))
+    _tell_what_is_logged(_LOG)
+    asyncio.run(_work(connection, executor, agent_id, capacity, drain_seconds=drain_seconds))
 
 
 def _executor(entry_point: str | None, command: str | None, capacity: int) -> Executor:
@@ -89,13 +103,19 @@ def _executor(entry_point: str | None, command: str | None, capacity: int) -> Ex
         # A console script does not look where it is called.
         sys.path.insert(0, str(Path.cwd()))
         function = CallableTarget(entry_point=entry_point, threads=capacity)
-        return CallableExecutor("worker", function, prices=PriceList(), setting="--run")
+        return CallableExecutor(
+            "worker", function, prices=PriceList(), setting="--run", on_raise=_log_raised
+        )
     target = CommandTarget(command=_words(command or ""))
     try:
         return build_executor("worker", target, environ=os.environ, clock=lambda: 0.0)
     except InvalidSettingError as error:
         # Nobody has written a target: whoever calls it knows the option.
         raise InvalidSettingError("--command", error.problem) from None
+
+
+def _log_raised(error: BaseException) -> None:
+    _LOG.error("the function raised an exception", exc_info=error)
 
 
 def _words(command: str) -> tuple[str, ...]:
@@ -108,7 +128,14 @@ def _words(command: str) -> tuple[str, ...]:
     return words
 
 
-async def _work(connection: Connection, executor: Executor, agent_id: str, capacity: int) -> None:
+async def _work(
+    connection: Connection,
+    executor: Executor,
+    agent_id: str,
+    capacity: int,
+    *,
+    drain_seconds: float,
+) -> None:
     from headgate.client.client import Client  # noqa: PLC0415
     from headgate.client.worker import ServiceConnection, Worker  # noqa: PLC0415
 
@@ -116,10 +143,10 @@ async def _work(connection: Connection, executor: Executor, agent_id: str, capac
     async with Client(url, token=token, retries=0) as client:
         line = ServiceConnection(client, agent_id, notify=_tell)
         work = Worker(line, executor, agent_id=agent_id, capacity=capacity)
-        _handle_signals(work)
+        _handle_signals(work, drain_seconds)
         takes = f"takes tasks of {agent_id} from {url}, {capacity} at once"
         await work.run(opened=lambda: _tell(takes))
-        _tell(f"has finished {work.finished} tasks")
+        _tell(f"has finished {work.finished} {'task' if work.finished == 1 else 'tasks'}")
 
 
 class _Told(logging.Handler):
@@ -140,13 +167,16 @@ def _tell(line: str) -> None:
     click.echo(f"headgate worker: {line}", err=True)
 
 
-def _handle_signals(work: Worker) -> None:
+def _handle_signals(work: Worker, drain_seconds: float) -> None:
     asked = 0
 
-    def stop() -> None:
+    def stop(number: signal.Signals) -> None:
         nonlocal asked
         asked += 1
-        if asked == 1:
+        if asked == 1 and number == signal.SIGTERM:
+            _tell(f"finishes what runs within {drain_seconds:g} seconds, and hands back the rest")
+            work.drain(drain_seconds)
+        elif asked == 1:
             _tell("finishes what runs; Ctrl-C again gives it back")
             work.drain()
         elif asked == 2:  # noqa: PLR2004
@@ -157,4 +187,4 @@ def _handle_signals(work: Worker) -> None:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)

@@ -56,6 +56,7 @@ class SlotsAlone:
     def __init__(self, directory: Path, *, timeout_seconds: float = ASK_SECONDS) -> None:
         self._directory = directory
         self._timeout_seconds = timeout_seconds
+        self.place = f"in {directory}"
 
     def slots(self) -> SlotListBody:
         """Return all slots."""

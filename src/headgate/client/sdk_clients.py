@@ -13,7 +13,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from decimal import Decimal
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +26,7 @@ from headgate.client.client import Client
 from headgate.client.requests import address_of, token_of
 from headgate.client.sync_client import SyncClient
 from headgate.core.money import plain_usd, to_limit_micro_usd
+from headgate.core.text import did_you_mean, nearest
 from headgate.errors import (
     HeadgateError,
     InvalidFieldError,
@@ -255,8 +255,7 @@ def _check_names(sdk: str, kind: Any, options: Mapping[str, object]) -> None:  #
     """Refuse an option that nobody knows, with the nearest one that somebody does."""
     known = {*_OWN_NAMES, *GovernorFields.__annotations__, *signature(kind).parameters}
     for name in options.keys() - known:
-        close = get_close_matches(name, known, n=1)
-        advice = f"did you mean {close[0]}?" if close else "leave it out"
+        advice = did_you_mean(nearest(name, known), "leave it out")
         raise InvalidSettingError(name, f"is not an option of headgate.{sdk}; {advice}")
 
 

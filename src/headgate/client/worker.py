@@ -12,6 +12,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
@@ -25,6 +26,7 @@ from headgate.api.schema.workers import (
     FailBody,
     GatewayBody,
     HeartbeatBody,
+    ReportBody,
     RunningBody,
     SettledTaskBody,
     UsedBody,
@@ -43,7 +45,7 @@ from headgate.core.lifecycle import (
 )
 from headgate.core.money import format_usd
 from headgate.core.retries import Backoff
-from headgate.core.task import NO_JSON, Submission
+from headgate.core.task import NO_JSON, ProgressReport, Submission
 from headgate.core.task_view import TaskSnapshot
 from headgate.errors import (
     NotAllowedError,
@@ -52,7 +54,13 @@ from headgate.errors import (
     ServiceLimitError,
     ServiceUnavailableError,
 )
-from headgate.executors.executor import Executor, GatewayAccess, WorkOrder
+from headgate.executors.executor import (
+    Executor,
+    GatewayAccess,
+    WorkOrder,
+    shortened,
+    taking_reports,
+)
 
 Body = TypeVar("Body")
 
@@ -76,7 +84,12 @@ class _Run:
         self.is_working = True
         self.is_stopped = False
         self.is_dropped = False
+        self.report: ProgressReport | None = None
         self.task: asyncio.Task[None] | None = None
+
+    def take_report(self, report: ProgressReport) -> None:
+        """Say with the next signs of life how far the work is."""
+        self.report = report
 
     def stop(self) -> None:
         """End the work; what came of it is still reported."""
@@ -125,6 +138,8 @@ class Worker:
         self._lease_seconds = FIRST_LEASE_SECONDS
         self._lease_until = 0.0
         self._is_draining = asyncio.Event()
+        self._is_beat_due = asyncio.Event()
+        self._drain_seconds: float | None = None
         self.finished = 0
 
     def __len__(self) -> int:
@@ -137,22 +152,33 @@ class Worker:
         """
         await self._executor.open()
         opened()
+        loop = asyncio.get_running_loop()
         beating = asyncio.create_task(self._beat_for_ever())
         claiming = asyncio.create_task(self._claim_for_ever())
         draining = asyncio.create_task(self._is_draining.wait())
+        giving_up: asyncio.TimerHandle | None = None
         try:
             await asyncio.wait((claiming, draining), return_when=asyncio.FIRST_COMPLETED)
             if claiming.done():
                 claiming.result()
             await _ended(claiming)
+            if self._drain_seconds is not None:
+                giving_up = loop.call_later(self._drain_seconds, self._hand_back)
             await self._leave()
         finally:
+            if giving_up is not None:
+                giving_up.cancel()
             for task in (beating, claiming, draining):
                 await _ended(task)
             await self._executor.close()
 
-    def drain(self) -> None:
-        """Take no more tasks, and end when those that run have ended."""
+    def drain(self, seconds: float | None = None) -> None:
+        """Take no more tasks, and end when those that run have ended.
+
+        What still runs after so many `seconds` is stopped and handed back. Without, it may take as
+        long as it takes.
+        """
+        self._drain_seconds = seconds
         self._is_draining.set()
 
     def give_up(self) -> None:
@@ -160,6 +186,11 @@ class Worker:
         self._is_draining.set()
         for run in list(self._runs.values()):
             run.abandon()
+
+    def _hand_back(self) -> None:
+        if self._runs:
+            LOG.warning("%d tasks still run; they are stopped and handed back", len(self._runs))
+            self.give_up()
 
     async def _claim_for_ever(self) -> None:
         tries = 0
@@ -203,14 +234,19 @@ class Worker:
         self._connection.is_back()
         if worker_id is not None and worker_id != self._worker_id:
             return  # The lease was lost meanwhile; what was handed out goes to others.
-        self._renew(claimed.worker_id, claimed.lease_seconds, sent_at)
+        renewed_at = sent_at + (claimed.waited_seconds or 0.0)
+        self._renew(claimed.worker_id, claimed.lease_seconds, renewed_at)
         self._stop_runs(claimed.cancelled, claimed.lost)
-        if asyncio.get_running_loop().time() >= self._lease_until:
+        if self._lease_left() <= 0:
             return  # It was held up for as long as the lease; the next claim tells who has what.
         # A service that stops, or for which too many wait, answers at once.
         is_brief = asyncio.get_running_loop().time() - sent_at < AGAIN_SECONDS
         is_early = worker_id is not None and is_brief and _is_empty(claimed)
-        if not self._start(claimed) or is_early:
+        has_all = self._start(claimed)
+        if self._runs and self._lease_left() < self._lease_seconds * (1 - 1 / BEATS_PER_LEASE):
+            # The answer was long under way, and now there is something to lose.
+            self._is_beat_due.set()
+        if not has_all or is_early:
             await asyncio.sleep(AGAIN_SECONDS)
 
     def _start(self, claimed: ClaimedBody) -> bool:
@@ -242,6 +278,7 @@ class Worker:
     async def _work(self, run: _Run) -> Outcome:
         order = run.order
         left, late = self._time_for(order)
+        taking_reports.set(run.take_report)
         try:
             async with asyncio.timeout(left):
                 return await self._executor.execute(order)
@@ -267,7 +304,10 @@ class Worker:
         try:
             settled = await self._connection.report(order.task_id, body)
             self.finished += 1
-            LOG.info("task %s is %s", order.task_id, settled.state.value)
+            problem = (
+                f": {shortened(outcome.error)}" if isinstance(outcome, Failed | Limited) else ""
+            )
+            LOG.info("task %s is %s%s", order.task_id, settled.state.value, problem)
         except RequestRefusedError as error:
             if is_stale(error):
                 LOG.warning("task %s was given to others, its outcome is void", order.task_id)
@@ -280,9 +320,13 @@ class Worker:
 
     async def _beat_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(self._lease_seconds / BEATS_PER_LEASE)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._lease_seconds / BEATS_PER_LEASE):
+                    await self._is_beat_due.wait()
+            self._is_beat_due.clear()
             worker_id = self._worker_id
-            if worker_id is None:
+            # Who runs nothing has nothing to lose, and its claims are signs enough.
+            if worker_id is None or not self._runs:
                 continue
             try:
                 await self._beat(worker_id)
@@ -291,10 +335,7 @@ class Worker:
                     self._lose("the service does not know this worker any more")
             except ServiceError as error:
                 LOG.debug("no answer to a heartbeat: %s", error)
-            if (
-                self._worker_id is not None
-                and asyncio.get_running_loop().time() >= self._lease_until
-            ):
+            if self._worker_id is not None and self._lease_left() <= 0:
                 self._lose("the service has not answered for as long as the lease lasts")
 
     async def _beat(self, worker_id: str) -> None:
@@ -342,14 +383,21 @@ class Worker:
     def _running(self, worker_id: str | None) -> tuple[RunningBody, ...]:
         return _named(self._runs.values(), worker_id)
 
-    def _renew(self, worker_id: str, lease_seconds: float, sent_at: float) -> None:
+    def _renew(self, worker_id: str, lease_seconds: float, renewed_at: float) -> None:
         if worker_id != self._worker_id:
             LOG.info("connected as %s", worker_id)
+        if lease_seconds != self._lease_seconds:
+            # The next heartbeat was to come after a part of another lease.
+            self._is_beat_due.set()
         self._has_connected = True
         self._worker_id = worker_id
         self._lease_seconds = lease_seconds
-        # From when it was sent: the service counts from later, so its lease is never the shorter.
-        self._lease_until = max(self._lease_until, sent_at + lease_seconds)
+        # From when it was sent, and what the service says that it waited: the service counts from
+        # later, so its lease is never the shorter.
+        self._lease_until = max(self._lease_until, renewed_at + lease_seconds)
+
+    def _lease_left(self) -> float:
+        return self._lease_until - asyncio.get_running_loop().time()
 
     def _stop_runs(self, cancelled: Iterable[str], lost: Iterable[str]) -> None:
         for task_id in cancelled:
@@ -371,8 +419,13 @@ class Worker:
 
 
 def _named(runs: Iterable[_Run], worker_id: str | None) -> tuple[RunningBody, ...]:
-    own = (run.order for run in runs if run.worker_id == worker_id)
-    return tuple([RunningBody(task_id=one.task_id, attempt=one.attempt) for one in own])
+    own = [run for run in runs if run.worker_id == worker_id]
+    return tuple([_running_body(run.order, run.report) for run in own])
+
+
+def _running_body(order: WorkOrder, report: ProgressReport | None) -> RunningBody:
+    progress = None if report is None else ReportBody(fraction=report.fraction, text=report.text)
+    return RunningBody(task_id=order.task_id, attempt=order.attempt, progress=progress)
 
 
 def _is_empty(claimed: ClaimedBody) -> bool:

@@ -5,6 +5,8 @@ Rule: a scope has one budget. Two keys that both set it are refused, never ranke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from headgate.config.messages import key_path
@@ -17,10 +19,21 @@ from headgate.config.settings import (
 from headgate.config.validation import at_dollars, at_key, slot_label_warnings
 from headgate.core.budgets.ledger import Limit
 from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
-from headgate.core.budgets.windows import Window, parse_window
-from headgate.core.money import MAX_LIMIT_MICRO_USD, to_limit_micro_usd, to_limit_tokens
+from headgate.core.budgets.windows import (
+    UTC_NAME,
+    Window,
+    format_window,
+    parse_window,
+    window_words,
+)
+from headgate.core.money import (
+    MAX_LIMIT_MICRO_USD,
+    format_usd,
+    to_limit_micro_usd,
+    to_limit_tokens,
+)
 from headgate.core.rate_limits import WINDOW_SECONDS, RateKind, RateLimit, RateUnit
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, Problems
 from headgate.storage.zones import zone
 
 ROOT_NAME = "root"
@@ -30,17 +43,24 @@ def budgets(settings: Settings) -> dict[Scope, Limit]:
     """Return the limit of each scope that has one; the root is that of `global_budget`."""
     found: dict[Scope, Limit] = {}
     keys: dict[Scope, str] = {}
+    wrong = Problems(InvalidSettingError)
     for key, scope, limit in _limits(settings):
         if scope in keys:
             problem = f"{keys[scope]} sets the budget of {scope or ROOT_NAME} too; keep one of them"
-            raise InvalidSettingError(key, problem)
+            wrong.add(InvalidSettingError(key, problem))
         keys[scope] = key
         found[scope] = limit
+    wrong.check()
     return found
 
 
 def _limits(settings: Settings) -> list[tuple[str, Scope, Limit]]:
-    written = [_written(name, budget) for name, budget in settings.budgets.items()]
+    written = []
+    wrong = Problems(InvalidSettingError)
+    for name, budget in settings.budgets.items():
+        with wrong.collected():
+            written.append(_written(name, budget))
+    wrong.check()
     window = settings.scheduler.usage_window
     shares = [
         (
@@ -56,6 +76,32 @@ def _limits(settings: Settings) -> list[tuple[str, Scope, Limit]]:
     return [*written, *shares, *whole]
 
 
+def scope_of(name: str) -> Scope:
+    """Return the scope that a name of `[budgets]` stands for."""
+    return ROOT if name == ROOT_NAME else parse_scope(name)
+
+
+def limit_words(limit: Limit) -> str:
+    """Return a limit in words: `$5.00 a day`, `1,000 tokens over any 24 hours`."""
+    usd, tokens, window = limit.limit_micro_usd, limit.limit_tokens, limit.window
+    amounts = [] if usd is None else [format_usd(usd)]
+    amounts += [] if tokens is None else [f"{tokens:,} tokens"]
+    words = " and ".join(amounts)
+    if window.unit is not None:
+        zone_words = "" if window.zone == UTC_NAME else f" ({window.zone})"
+        return f"{words} a {window.unit.value}{zone_words}"
+    return words if window.hours is None else f"{words} {window_words(format_window(window))}"
+
+
+def limit_of(name: str, table: Mapping[str, object]) -> Limit | None:
+    """Return the limit that a table of `[budgets]` makes; None if it makes none."""
+    given = {key: value for key, value in table.items() if value is not None}
+    try:
+        return _written(name, msgspec.convert(given, BudgetSettings))[2]
+    except (InvalidSettingError, msgspec.ValidationError):
+        return None
+
+
 def _tokens(tokens: int, window: Window) -> Limit:
     return Limit(limit_tokens=to_limit_tokens(tokens), window=window)
 
@@ -63,7 +109,7 @@ def _tokens(tokens: int, window: Window) -> Limit:
 def _written(name: str, budget: BudgetSettings) -> tuple[str, Scope, Limit]:
     key = key_path("budgets", name)
     with at_key("budgets", name):
-        scope = ROOT if name == ROOT_NAME else parse_scope(name)
+        scope = scope_of(name)
     if budget.limit_usd is None and budget.limit_tokens is None:
         raise InvalidSettingError(key, "limits nothing; write limit_usd, limit_tokens or both")
     with at_key("budgets", name, "window"):
@@ -109,10 +155,14 @@ def rate_limits(settings: Settings) -> tuple[RateLimit, ...]:
 
 def resolved_rate_limits(settings: Settings) -> dict[str, RateLimitSettings]:
     """Return the rate limits, each with the kind of thing that it limits."""
-    return {
-        name: msgspec.structs.replace(limit, kind=_kind_of(settings, name, limit))
-        for name, limit in settings.rate_limits.items()
-    }
+    resolved = {}
+    wrong = Problems(InvalidSettingError)
+    for name, limit in settings.rate_limits.items():
+        with wrong.collected():
+            kind = _kind_of(settings, name, limit)
+            resolved[name] = msgspec.structs.replace(limit, kind=kind)
+    wrong.check()
+    return resolved
 
 
 def _kind_of(settings: Settings, name: str, limit: RateLimitSettings) -> RateKind:

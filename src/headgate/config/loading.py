@@ -7,14 +7,15 @@ because a decoder of the whole does not say under which name it failed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import msgspec
 
 from headgate.config.budget_limits import budgets, resolved_rate_limits
-from headgate.config.messages import invalid_value, key_path, table_expected
+from headgate.config.messages import invalid_value, key_path, table_expected, wrong_key
 from headgate.config.settings import (
     DEFAULT_PROJECT,
     NAMED_TABLES,
@@ -43,7 +44,7 @@ from headgate.config.settings import (
 )
 from headgate.config.sources import Merged, Table, merge, parsed, read_text, settings_file
 from headgate.config.validation import check, check_names, check_prices
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, Problems
 from headgate.executors.targets import ECHO, CommandTarget, Target
 from headgate.executors.templates import VARIABLE
 from headgate.providers.prices import Price
@@ -61,7 +62,7 @@ def load_settings(
 
     Options are named by their key, as in `server.port`; None was not given.
     """
-    return decode(merge(path, environ, overrides))
+    return decode(merge(path, environ, overrides, collects=True))
 
 
 def load_prices(path: Path) -> dict[str, Price]:
@@ -73,7 +74,9 @@ def load_prices(path: Path) -> dict[str, Price]:
         table = raw.get("prices", {})
         if not isinstance(table, dict):
             raise table_expected(("prices",), table)
-        prices: dict[str, PriceSettings] = _many({"prices": table}, "prices", PriceSettings)
+        tables = _Tables({"prices": table})
+        prices: dict[str, PriceSettings] = tables.many("prices", PriceSettings)
+        tables.found.check()
         check_prices(prices)
     except InvalidSettingError as error:
         raise merged.located(error) from None
@@ -81,66 +84,130 @@ def load_prices(path: Path) -> dict[str, Price]:
 
 
 def decode(merged: Merged) -> Settings:
-    """Decode merged sources, and check them; an error names the source of its value."""
+    """Decode merged sources, and check them; an error names the source of its value.
+
+    It comes with all the others that can be told without a doubt: what depends on a table that
+    cannot be read is not judged.
+    """
     try:
-        return _checked(merged.tables)
+        return _checked(merged)
     except InvalidSettingError as error:
         raise merged.located(error) from None
 
 
-def _checked(tables: Mapping[str, Table]) -> Settings:
+def _checked(merged: Merged) -> Settings:
+    read = _Tables(merged.tables, merged.problems)
+    settings = _settings(read)
+    if not read.is_whole:
+        read.found.check()
+    found = Problems(InvalidSettingError)
+    with found.collected():
+        check(settings)
+    with found.collected():
+        budgets(settings)
+    with found.collected():
+        limits = resolved_rate_limits(settings)
+    for error in found.found:
+        if not read.has_problem_in_table_of(error.field):
+            read.found.add(error)
+    read.found.check()
+    return msgspec.structs.replace(settings, rate_limits=limits)
+
+
+def _settings(read: _Tables) -> Settings:
     settings = Settings(
-        scheduler=_one(tables, "scheduler", SchedulerSettings),
-        rate_limits=_many(tables, "rate_limits", RateLimitSettings),
-        targets=_many(tables, "targets", Target) or {ECHO_NAME: ECHO},
-        projects=_many(tables, "projects", ProjectSettings),
-        agents=_many(tables, "agents", AgentSettings),
-        budgets=_many(tables, "budgets", BudgetSettings),
-        prices=_many(tables, "prices", PriceSettings),
-        quota=_one(tables, "quota", QuotaSettings),
-        slots=_many(tables, "slots", SlotSettings),
-        gateway=_one(tables, "gateway", GatewaySettings),
-        upstreams=_upstreams(tables),
-        models=_many(tables, "models", ModelSettings),
-        server=_one(tables, "server", ServerSettings),
-        auth=_one(tables, "auth", AuthSettings),
-        webhooks=_one(tables, "webhooks", WebhookSettings),
-        store=_one(tables, "store", StoreSettings),
-        ledger=_one(tables, "ledger", LedgerSettings),
-        log=_one(tables, "log", LogSettings),
-        telemetry=_one(tables, "telemetry", TelemetrySettings),
-        dashboard=_one(tables, "dashboard", DashboardSettings),
+        scheduler=read.one("scheduler", SchedulerSettings),
+        rate_limits=read.many("rate_limits", RateLimitSettings),
+        targets=read.many("targets", Target) or {ECHO_NAME: ECHO},
+        projects=read.many("projects", ProjectSettings),
+        agents=read.many("agents", AgentSettings),
+        budgets=read.many("budgets", BudgetSettings),
+        prices=read.many("prices", PriceSettings),
+        quota=read.one("quota", QuotaSettings),
+        slots=read.many("slots", SlotSettings),
+        gateway=read.one("gateway", GatewaySettings),
+        upstreams=read.upstreams(),
+        models=read.many("models", ModelSettings),
+        server=read.one("server", ServerSettings),
+        auth=read.one("auth", AuthSettings),
+        webhooks=read.one("webhooks", WebhookSettings),
+        store=read.one("store", StoreSettings),
+        ledger=read.one("ledger", LedgerSettings),
+        log=read.one("log", LogSettings),
+        telemetry=read.one("telemetry", TelemetrySettings),
+        dashboard=read.one("dashboard", DashboardSettings),
     )
     settings.projects.setdefault(DEFAULT_PROJECT, ProjectSettings())
-    check(settings)
-    budgets(settings)
-    return msgspec.structs.replace(settings, rate_limits=resolved_rate_limits(settings))
+    return settings
 
 
-def _one(tables: Mapping[str, Table], section: str, kind: type[Section]) -> Section:
-    return cast("Section", _decoded(tables[section], kind, (section,)))
+class _Tables:
+    """Tables to be decoded, and everything that is found wrong with them."""
 
+    def __init__(
+        self, tables: Mapping[str, Table], problems: Iterable[InvalidSettingError] = ()
+    ) -> None:
+        self._tables = tables
+        self.found = Problems(InvalidSettingError)
+        for error in problems:
+            self.found.add(error)
+        self.is_whole = not self.found.found
+        self._wrong: list[str] = []
 
-def _many(tables: Mapping[str, Table], section: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
-    check_names(section, tables[section])
-    return {name: _decoded(table, kind, (section, name)) for name, table in tables[section].items()}
+    def one(self, section: str, kind: type[Section]) -> Section:
+        """Decode a section."""
+        return cast("Section", self._decoded(self._tables[section], kind, (section,)) or kind())
 
+    def many(self, section: str, kind: Any) -> dict[str, Any]:  # noqa: ANN401
+        """Decode the tables of a section by their names, without those that cannot be read."""
+        with self._spoiling():
+            check_names(section, self._tables[section])
+        decoded = {
+            name: self._decoded(table, kind, (section, name))
+            for name, table in self._tables[section].items()
+        }
+        return {name: value for name, value in decoded.items() if value is not None}
 
-def _upstreams(tables: Mapping[str, Table]) -> dict[str, UpstreamSettings]:
-    advice = "name its variable, key_env, or slots"
-    for name, table in tables[UPSTREAMS].items():
-        if isinstance(table, dict):
-            check_keyless((UPSTREAMS, name), table, advice)
-    return _many(tables, UPSTREAMS, UpstreamSettings)
+    def upstreams(self) -> dict[str, UpstreamSettings]:
+        """Decode the upstreams, none of which has a key in the file itself."""
+        advice = "name its variable, key_env, or slots"
+        for name, table in self._tables[UPSTREAMS].items():
+            if isinstance(table, dict):
+                with self._spoiling():
+                    check_keyless((UPSTREAMS, name), table, advice)
+        return self.many(UPSTREAMS, UpstreamSettings)
 
+    def has_problem_in_table_of(self, field: str) -> bool:
+        """Tell whether a key lies in a table that was read without its wrong keys."""
+        return any(field == table or field.startswith(f"{table}.") for table in self._wrong)
 
-def _decoded(table: object, kind: Any, parts: tuple[str, ...]) -> Any:  # noqa: ANN401
-    if not isinstance(table, dict):
-        raise table_expected(parts, table)
-    try:
-        return msgspec.convert(table, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_value(error, kind, table, parts) from None
+    def _decoded(self, table: object, kind: Any, parts: tuple[str, ...]) -> Any:  # noqa: ANN401
+        """Decode a table; each key that is wrong is told, and left out for the next attempt."""
+        if not isinstance(table, dict):
+            self.is_whole = False
+            return self.found.add(table_expected(parts, table))
+        left = dict(table)
+        while True:
+            try:
+                return msgspec.convert(left, kind)
+            except msgspec.ValidationError as error:
+                key = wrong_key(error)
+                # A key that is missing may be the one that was misspelt.
+                if key in left or len(left) == len(table):
+                    self.found.add(invalid_value(error, kind, left, parts))
+                    self._wrong.append(key_path(*parts))
+                if key not in left:
+                    self.is_whole = False
+                    return None
+                del left[key]
+
+    @contextmanager
+    def _spoiling(self) -> Iterator[None]:
+        try:
+            yield
+        except InvalidSettingError as error:
+            self.is_whole = False
+            self.found.add(error)
 
 
 # Settings for the eye: every effective value with its origin, and no secret among them.
@@ -221,6 +288,19 @@ def variables_of_upstream(upstream: UpstreamSettings) -> set[str]:
     return {*_referred_to(upstream), *filter(None, [upstream.key_env])}
 
 
+def referred_variables(settings: Settings) -> set[str]:
+    """Return the environment variables that targets, slots and upstreams refer to."""
+    return {
+        name
+        for names in (
+            *map(variables_of, settings.targets.values()),
+            *map(variables_of_slot, settings.slots.values()),
+            *map(variables_of_upstream, settings.all_upstreams.values()),
+        )
+        for name in names
+    }
+
+
 def _referred_to(written: Target | SlotSettings | UpstreamSettings) -> list[str]:
     return VARIABLE.findall(msgspec.json.encode(written).decode())
 
@@ -242,7 +322,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     def read(self, *, is_again: bool = False) -> Merged:
         """Read all sources, for a start or again, or raise `InvalidSettingError`."""
         path = self.path or settings_file(None)
-        return merge(path, self.environ, self.options, is_again=is_again)
+        collects = not is_again
+        return merge(path, self.environ, self.options, is_again=is_again, collects=collects)
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):

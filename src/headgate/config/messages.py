@@ -10,7 +10,6 @@ import ast
 import re
 import sys
 from collections.abc import Iterable
-from difflib import get_close_matches
 from enum import Enum
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 from msgspec import inspect
 
+from headgate.core.text import did_you_mean, nearest
 from headgate.errors import InvalidFieldError, InvalidSettingError
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -42,11 +42,10 @@ def unknown_key(parts: tuple[str, ...], known: Iterable[str]) -> InvalidSettingE
     """Refuse a key that nothing reads, with the one that was probably meant."""
     key = parts[-1]
     names = sorted(known)
-    close = get_close_matches(key[:_SHOWN_CHARACTERS].lower(), names, n=1)
     listed = f"known are {', '.join(names)}"
     if len(names) > _LISTED_NAMES:
         listed = "headgate config example shows all of them"
-    advice = f"did you mean {close[0]}?" if close else listed
+    advice = did_you_mean(nearest(key, names), listed)
     return InvalidSettingError(key_path(*parts), f"is not a setting; {advice}")
 
 
@@ -71,6 +70,16 @@ def invalid_value(
     if wanted is None:
         return InvalidSettingError(where, f"cannot be used: {problem}")
     return InvalidSettingError(where, f"must be {wanted}{_instead(info, value, steps)}")
+
+
+def wrong_key(error: msgspec.ValidationError) -> str:
+    """Return the key of a table that an error is about; empty if it is about the whole."""
+    problem, _, place = str(error).rpartition(" - at `")
+    step = _STEP.match(place.removeprefix("$"))
+    if problem and step:
+        return step[1] or ""
+    unknown = _UNKNOWN.fullmatch(problem or place) or _MISSING.fullmatch(problem or place)
+    return unknown[1] if unknown else ""
 
 
 def table_expected(parts: tuple[str, ...], value: object) -> InvalidSettingError:

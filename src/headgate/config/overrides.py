@@ -4,15 +4,19 @@ An override remembers what the file said of its key when it was made. Rule: it h
 the file says the same; a file that says something else of that key has the last word. Effective
 settings are the tables of the file with the overrides in force laid over them, and they are decoded
 and checked as if the file had said so.
+
+A budget is overridden as a whole: all of its keys hold, or none. It stands by itself, so a file
+that does not mention the budget leaves it as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
 
+from headgate.config.budget_limits import budgets, limit_of, limit_words, scope_of
 from headgate.config.loading import ECHO_NAME, Origins, hidden
 from headgate.config.messages import key_path
 from headgate.config.settings import DEFAULT_PROJECT, NAMED_TABLES, Settings
@@ -51,6 +55,8 @@ PATCHABLE: dict[OverrideKind, dict[str, str]] = {
     "budgets": {"limitUsd": "limit_usd", "limitTokens": "limit_tokens", "window": "window"},
 }
 """The keys that can be changed beside the file, by the names that the API has for them."""
+
+BUDGET_KEYS = tuple(PATCHABLE["budgets"].values())
 
 
 class Override(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +101,58 @@ def file_value_of(tables: Tables, kind: str, name: str, key: str) -> object:
     return found.get(key) if isinstance(found, dict) else None
 
 
-def is_in_force(tables: Tables, override: Override) -> bool:
-    """Tell whether an override still holds beside this file."""
+def in_force(tables: Tables, overrides: Iterable[Override]) -> tuple[Override, ...]:
+    """Return the overrides that still hold beside this file."""
+    given = tuple(overrides)
+    held = {
+        name for name, keys in by_budget(given).items() if _is_budget_in_force(tables, name, keys)
+    }
+    return tuple(
+        one
+        for one in given
+        if (one.name in held if one.kind == "budgets" else _is_key_in_force(tables, one))
+    )
+
+
+def by_budget(overrides: Iterable[Override]) -> dict[str, list[Override]]:
+    """Return the overrides of each budget, by its name."""
+    found: dict[str, list[Override]] = {}
+    for one in overrides:
+        if one.kind == "budgets":
+            found.setdefault(one.name, []).append(one)
+    return found
+
+
+def whole_budget(
+    tables: Tables,
+    overrides: Iterable[Override],
+    name: str,
+    values: Mapping[str, object],
+    resets: Collection[str],
+) -> dict[str, object]:
+    """Return all keys of a budget after some were changed by hand; empty if the file says them."""
+    budget = by_budget(in_force(tables, overrides)).get(name, [])
+    held = {one.key: one.value for one in budget}
+    of_file = {key: file_value_of(tables, "budgets", name, key) for key in BUDGET_KEYS}
+    whole = {**of_file, **{key: held[key] for key in held.keys() - set(resets)}, **values}
+    if None in values.values() and whole["limit_usd"] is None and whole["limit_tokens"] is None:
+        # The last limit was taken away, and a window alone is no budget.
+        return dict.fromkeys(BUDGET_KEYS)
+    return whole if values or whole != of_file else {}
+
+
+def _is_budget_in_force(tables: Tables, name: str, keys: list[Override]) -> bool:
+    table = tables.get("budgets", {}).get(name)
+    if not isinstance(table, dict):
+        # There is nothing left to delete; whatever else was set stands by itself.
+        return any(one.value is not None for one in keys)
+    if all(table.get(one.key) == one.file_value for one in keys):
+        return True
+    limit = limit_of(name, {one.key: one.value for one in keys})
+    return limit is not None and limit == limit_of(name, table)
+
+
+def _is_key_in_force(tables: Tables, override: Override) -> bool:
     if override.kind == "scheduler":
         return True
     if written_table(tables, override.kind, override.name) is None:
@@ -107,11 +163,11 @@ def is_in_force(tables: Tables, override: Override) -> bool:
 def with_overrides(tables: Tables, overrides: Iterable[Override]) -> dict[str, Table]:
     """Lay the overrides in force over the tables of a file; these are left as they are."""
     laid = {section: dict(table) for section, table in tables.items()}
-    in_force = [one for one in overrides if one.kind != "scheduler" and is_in_force(tables, one)]
-    if not laid.get("targets") and any(one.kind == "targets" for one in in_force):
+    held = [one for one in in_force(tables, overrides) if one.kind != "scheduler"]
+    if not laid.get("targets") and any(one.kind == "targets" for one in held):
         # Whatever is laid there would take the place of the one that stands for none.
         laid["targets"] = {ECHO_NAME: written_table(tables, "targets", ECHO_NAME)}
-    for override in in_force:
+    for override in held:
         named = laid.setdefault(override.kind, {})
         current = named.get(override.name)
         if not isinstance(current, dict):
@@ -120,7 +176,7 @@ def with_overrides(tables: Tables, overrides: Iterable[Override]) -> dict[str, T
         if override.value is not None:
             table[override.key] = override.value
         named[override.name] = table
-    _drop_empty_budgets(laid, in_force)
+    _drop_empty_budgets(laid, held)
     return laid
 
 
@@ -132,7 +188,11 @@ def is_paused(overrides: Iterable[Override]) -> bool:
 def _drop_empty_budgets(laid: dict[str, Table], overrides: Iterable[Override]) -> None:
     """Leave out budgets whose limits were taken away by hand; one without any is none."""
     named = laid.get("budgets", {})
-    taken = {one.name for one in overrides if one.kind == "budgets" and one.value is None}
+    taken = {
+        name
+        for name, keys in by_budget(overrides).items()
+        if all(one.value is None for one in keys)
+    }
     for name in taken & named.keys():
         table = named[name]
         if isinstance(table, dict) and not set(table) - {"window", "reserve"}:
@@ -280,6 +340,66 @@ _TARGET = {
 }
 
 
+REPLACE_BUDGET = "budget.replace"
+MAX_REPLACED = 20
+REPLACED_SECONDS = 7 * 86_400.0
+"""For how long a replaced budget is told of, unless somebody changes it by hand before."""
+
+_REPLACED = (
+    "SELECT subject, detail FROM audit_log WHERE at >= ? AND action = ? AND NOT EXISTS"
+    " (SELECT 1 FROM audit_log AS later WHERE later.subject = audit_log.subject"
+    " AND later.action IN ('budget.replace', 'budget.patch', 'budget.delete')"
+    " AND later.seq > audit_log.seq) ORDER BY seq DESC LIMIT ?"
+)
+
+
+class ReplacedBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget that was changed by hand, and that the file has replaced; in words."""
+
+    name: str
+    before: str
+    after: str
+
+    @property
+    def line(self) -> str:
+        """What a person is told of it."""
+        return f"budget {self.name}: the {self.before} was replaced by the file: {self.after}"
+
+    @property
+    def entry(self) -> AuditEntry:
+        """What the audit log says of it."""
+        detail = {key_path("budgets", self.name): {"from": self.before, "to": self.after}}
+        return AuditEntry(
+            actor=audit.FILE, action=REPLACE_BUDGET, subject=self.name, detail=dict(detail)
+        )
+
+
+def replaced_budgets(ended: Iterable[Override], settings: Settings) -> tuple[ReplacedBudget, ...]:
+    """Return which budgets the settings in force say otherwise than overrides that ended."""
+    limits = budgets(settings)
+    found = []
+    for name, keys in by_budget(ended).items():
+        before = limit_of(name, {one.key: one.value for one in keys})
+        after = limits.get(scope_of(name))
+        if after is not None and after != before:
+            words = "deletion by hand" if before is None else f"{limit_words(before)} set by hand"
+            found.append(ReplacedBudget(name=name, before=words, after=limit_words(after)))
+    return tuple(found)
+
+
+def read_replaced_budgets(transaction: Transaction, *, since: float) -> tuple[ReplacedBudget, ...]:
+    """Return the budgets that were replaced from a time on and not changed by hand since."""
+    rows = transaction.read(_REPLACED, (since, REPLACE_BUDGET, MAX_REPLACED))
+    found = []
+    for name, text in rows:
+        detail = msgspec.json.decode(text, type=dict[str, dict[str, str]])
+        found += [
+            ReplacedBudget(name=name, before=one["from"], after=one["to"])
+            for one in detail.values()
+        ]
+    return tuple(found)
+
+
 class StoredChange(msgspec.Struct, frozen=True, kw_only=True):
     """What is written with a change: overrides that begin and end, budgets, and who did it.
 
@@ -289,12 +409,12 @@ class StoredChange(msgspec.Struct, frozen=True, kw_only=True):
     begun: tuple[Override, ...] = ()
     ended: tuple[OverridePath, ...] = ()
     budgets: dict[Scope, Limit] | None = None
-    entry: AuditEntry | None = None
+    entries: tuple[AuditEntry, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self.begun or self.ended or self.entry) and self.budgets is None
+        return not (self.begun or self.ended or self.entries) and self.budgets is None
 
 
 def store_change(
@@ -306,8 +426,8 @@ def store_change(
     transaction.insert(OVERRIDES, [_row(one) for one in stored_change.begun])
     if stored_change.budgets is not None:
         ledger.set_limits(transaction, stored_change.budgets, now, keeps_ledger=keeps_ledger)
-    if stored_change.entry is not None:
-        audit.write(transaction, stored_change.entry, now)
+    for entry in stored_change.entries:
+        audit.write(transaction, entry, now)
 
 
 def read_overrides(transaction: Transaction) -> tuple[Override, ...]:

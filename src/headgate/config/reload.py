@@ -32,6 +32,7 @@ import structlog
 from headgate.config import Settings
 from headgate.config.loading import Loaded, Origin
 from headgate.config.overrides import (
+    BUDGET_KEYS,
     MAX_OVERRIDES,
     PAUSED,
     Change,
@@ -39,14 +40,17 @@ from headgate.config.overrides import (
     Override,
     OverrideKind,
     OverridePath,
+    ReplacedBudget,
     StoredChange,
     busy_names,
     busy_projects,
     difference,
     file_value_of,
     read_overrides,
+    replaced_budgets,
     store_change,
     unknown_targets,
+    whole_budget,
 )
 from headgate.config.sources import Merged
 from headgate.config.state import ConfigState
@@ -113,6 +117,7 @@ class LiveConfig:
         self._missing_targets: frozenset[str] = frozenset()
         self.origin = loaded.origin
         self.reloads = ReloadNotes(access.now)
+        self.replaced_at_start: tuple[ReplacedBudget, ...] = ()
         self.state = ConfigState.initial(loaded.settings, loaded.tables, loaded.origins)
 
     @property
@@ -133,7 +138,8 @@ class LiveConfig:
     async def prepare(self) -> None:
         """Go on from what was changed before this process started; the store is open by then."""
         async with self._lock:
-            state = self._first(await self._access.ask(read_overrides))
+            overrides = await self._access.ask(read_overrides)
+            state = self._first(overrides)
             busy = await self._access.ask(busy_projects)
             unconfigured = sorted(busy - state.settings.projects.keys())
             if unconfigured:
@@ -142,8 +148,15 @@ class LiveConfig:
                 )
                 state = state.with_unconfigured_projects(unconfigured)
             await self._find_missing_targets(state.settings)
-            stored_change = StoredChange(ended=tuple(one.path for one in state.ended()))
+            unfit = (one for one in overrides if one not in state.overrides)
+            ended = (*state.ended(), *(one for one in unfit if one.kind == "budgets"))
+            replaced = replaced_budgets(ended, state.settings)
+            stored_change = StoredChange(
+                ended=tuple(one.path for one in ended),
+                entries=tuple(one.entry for one in replaced),
+            )
             await self._apply(state.without_ended(), stored_change)
+            self.replaced_at_start = _logged(replaced)
         self._is_prepared.set()
 
     def _first(self, overrides: tuple[Override, ...]) -> ConfigState:
@@ -213,6 +226,10 @@ class LiveConfig:
     ) -> tuple[Change, ...]:
         async with self._lock:
             before = self.state
+            if kind == "budgets":
+                resets = {key for _, _, key in ended}
+                values = whole_budget(before.tables, before.overrides, name, values, resets)
+                ended = {(kind, name, key) for key in BUDGET_KEYS if not values}
             begun = tuple(
                 Override(
                     kind=kind,
@@ -325,15 +342,19 @@ class LiveConfig:
         reset: Collection[OverridePath] = (),
     ) -> None:
         """Put a state in force that somebody asked for, and write down who did."""
-        ended = (*reset, *(one.path for one in after.ended()))
+        lost = after.ended()
+        ended = (*reset, *(one.path for one in lost))
+        # What somebody changed by hand just now, no file has replaced.
+        replaced = () if begun else replaced_budgets(lost, after.settings)
         entry = AuditEntry(actor=actor, action=action, subject=subject, detail=_detail(changed))
         stored_change = StoredChange(
             begun=tuple(one for one in begun if one.path not in ended),
             ended=ended,
             budgets=self._budgets(after),
-            entry=entry,
+            entries=(entry, *(one.entry for one in replaced)),
         )
         await self._apply(after.without_ended(), stored_change)
+        _logged(replaced)
         keys = [change.key for change in changed]
         log.info("settings changed", action=action, by=actor.name, subject=subject, keys=keys)
 
@@ -488,6 +509,12 @@ class ReloadNotes:
 def _replaced(overrides: tuple[Override, ...], begun: tuple[Override, ...]) -> tuple[Override, ...]:
     new = {one.path: one for one in (*overrides, *begun)}
     return tuple(new[path] for path in sorted(new))
+
+
+def _logged(replaced: tuple[ReplacedBudget, ...]) -> tuple[ReplacedBudget, ...]:
+    for one in replaced:
+        log.warning("a budget that was set by hand has ended", problem=one.line)
+    return replaced
 
 
 def _detail(changed: tuple[Change, ...]) -> Detail:

@@ -42,7 +42,7 @@ from headgate.core.task import (
     MAX_ATTEMPTS,
     UPSTREAM_PREFIX,
 )
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, Problems
 from headgate.executors.targets import BUILT_IN_TARGETS, AnyTarget, PullTarget, Resolver, Target
 from headgate.providers.prices import Price
 
@@ -174,13 +174,16 @@ def slots_by_name(written: object) -> dict[str, object]:
         problem = 'is a list of tables; begin each with [[slots]] and write its name = "…" there'
         raise InvalidSettingError(SLOTS, problem)
     named: dict[str, object] = {}
+    found = Problems(InvalidSettingError)
     for place, table in enumerate(written):
-        name = _name_of(table, place)
-        if name in named:
-            problem = f"{name!r} is the name of an earlier slot; each needs its own"
-            raise InvalidSettingError(_name_key(place), problem)
-        check_keyless((SLOTS, name), table, "name its variable, key_env, or a key_file")
-        named[name] = _with_modes(table)
+        with found.collected():
+            name = _name_of(table, place)
+            if name in named:
+                problem = f"{name!r} is the name of an earlier slot; each needs its own"
+                raise InvalidSettingError(_name_key(place), problem)
+            check_keyless((SLOTS, name), table, "name its variable, key_env, or a key_file")
+            named[name] = _with_modes(table)
+    found.check()
     return named
 
 

@@ -56,6 +56,19 @@ def read_upstream_key(name: str, upstream: UpstreamSettings, environ: Mapping[st
     return _key_in_variable(upstream.key_env, environ, field)
 
 
+def key_problem(settings: Settings, variable: str, environ: Mapping[str, str]) -> str:
+    """Say why a variable that is set holds no key, if a slot or an upstream looks for one there."""
+    looked_for = {one.key_env for one in settings.slots.values()}
+    looked_for |= {one.key_env for one in settings.all_upstreams.values()}
+    if variable not in environ or variable not in looked_for:
+        return ""
+    try:
+        _key_in_variable(variable, environ, variable)
+    except InvalidSettingError as error:
+        return error.problem
+    return ""
+
+
 def upstream_headers(
     name: str, upstream: UpstreamSettings, environ: Mapping[str, str]
 ) -> dict[str, str]:

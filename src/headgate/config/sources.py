@@ -26,7 +26,8 @@ from msgspec import inspect
 from headgate.config.messages import invalid_value, key_path, table_expected, unknown_key
 from headgate.config.settings import NAMED_TABLES, SLOTS, TABLES, ZERO_KEEPS, slots_by_name
 from headgate.core.snapshot import BYTE_ORDER_MARK
-from headgate.errors import InvalidSettingError
+from headgate.core.text import did_you_mean
+from headgate.errors import InvalidSettingError, Problems
 
 FILE_NAME = "headgate.toml"
 VARIABLE_PREFIX = "HEADGATE_"
@@ -53,6 +54,7 @@ class Merged(NamedTuple):
     """All sources laid over each other, and the origin of each key by its path.
 
     `kept` are keys that a reload leaves as they were, `text` is the file whose name is `file`.
+    `problems` are what could not be laid anywhere, for whoever checks the rest as well.
     """
 
     tables: dict[str, Table]
@@ -60,9 +62,16 @@ class Merged(NamedTuple):
     kept: tuple[str, ...] = ()
     file: str = ""
     text: str = ""
+    problems: tuple[InvalidSettingError, ...] = ()
 
     def located(self, error: InvalidSettingError) -> InvalidSettingError:
-        """Add to an error where the value was given, where that can be told."""
+        """Add to an error, and to those beside it, where the value was given, if that is known."""
+        all_of_it = (error, *(one for one in error.others if isinstance(one, InvalidSettingError)))
+        found = sorted(map(self._located, all_of_it), key=lambda one: one.line or 0)
+        found[0].others = tuple(found[1:])
+        return found[0]
+
+    def _located(self, error: InvalidSettingError) -> InvalidSettingError:
         if error.source:
             return error
         origins = {key_path(*path): origin for path, origin in self.origins.items()}
@@ -74,6 +83,7 @@ class Merged(NamedTuple):
         else:
             line = _longest(key_lines(self.text), error.field)
             source = "" if line is None else f"{self.file}, line {line}"
+            return InvalidSettingError(error.field, error.problem, source=source, line=line)
         return InvalidSettingError(error.field, error.problem, source=source)
 
 
@@ -132,14 +142,18 @@ def merge(
     overrides: Mapping[str, object],
     *,
     is_again: bool = False,
+    collects: bool = False,
 ) -> Merged:
     """Read the sources and lay them over each other; an override of None was not given.
 
-    `is_again` is for a running service, where a 0 may mean what was before.
+    `is_again` is for a running service, where a 0 may mean what was before. With `collects` what
+    is wrong is among the `problems` of the result, and not raised.
     """
     if path is None:
-        return merge_tables({}, environ, overrides, origin="")
-    return merge_text(read_text(path), str(path), environ, overrides, is_again=is_again)
+        return merge_tables({}, environ, overrides, origin="", collects=collects)
+    return merge_text(
+        read_text(path), str(path), environ, overrides, is_again=is_again, collects=collects
+    )
 
 
 def merge_text(
@@ -149,11 +163,14 @@ def merge_text(
     overrides: Mapping[str, object],
     *,
     is_again: bool = False,
+    collects: bool = False,
 ) -> Merged:
     """Lay variables and options over the text of a file; `name` is how errors call it."""
     raw = parsed(text, name)
     try:
-        merged = merge_tables(raw, environ, overrides, origin=name, is_again=is_again)
+        merged = merge_tables(
+            raw, environ, overrides, origin=name, is_again=is_again, collects=collects
+        )
     except InvalidSettingError as error:
         raise Merged({}, {}, file=name, text=text).located(error) from None
     return merged._replace(text=text)
@@ -166,8 +183,10 @@ def merge_tables(
     *,
     origin: str,
     is_again: bool = False,
+    collects: bool = False,
 ) -> Merged:
     """Lay variables and options over the tables of a file that was read."""
+    found = Problems(InvalidSettingError)
     kept: tuple[str, ...] = ()
     scheduler = raw.get("scheduler")
     if is_again and isinstance(scheduler, dict):
@@ -175,15 +194,21 @@ def merge_tables(
         kept = tuple(f"scheduler.{key}" for key in zeros)
         raw = raw | {"scheduler": {key: scheduler[key] for key in scheduler if key not in zeros}}
     merged = Merged({name: {} for name in (*TABLES, *NAMED_TABLES)}, {}, kept, origin)
-    _add_file(merged, raw, origin)
-    for section, key, value, variable in _variables(environ):
-        _add(merged, section, key, value, variable)
+    for section, written in raw.items():
+        with found.collected():
+            _add_section(merged, section, written, origin)
+    for variable in sorted(environ):
+        with found.collected():
+            _add_variable(merged, variable, environ[variable])
     for name, value in overrides.items():
         section, _, key = name.partition(".")
         if value is not None:
-            _check_key(section, key)
-            _add(merged, section, key, value, OPTION_ORIGIN)
-    return merged
+            with found.collected():
+                _check_key(section, key)
+                _add(merged, section, key, value, OPTION_ORIGIN)
+    if not collects:
+        found.check()
+    return merged._replace(problems=found.found)
 
 
 def read_text(path: Path) -> str:
@@ -246,15 +271,14 @@ def _line_and_column(before: str) -> tuple[int, int]:
     return before.count("\n") + 1, len(before) - before.rfind("\n")
 
 
-def _add_file(merged: Merged, raw: Table, origin: str) -> None:
-    for section, table in raw.items():
-        if section not in merged.tables:
-            raise unknown_key((section,), merged.tables)
-        named = slots_by_name(table) if section == SLOTS else table
-        if not isinstance(named, dict):
-            raise table_expected((section,), table)
-        for key, value in named.items():
-            _add(merged, section, key, value, origin)
+def _add_section(merged: Merged, section: str, table: object, origin: str) -> None:
+    if section not in merged.tables:
+        raise unknown_key((section,), merged.tables)
+    named = slots_by_name(table) if section == SLOTS else table
+    if not isinstance(named, dict):
+        raise table_expected((section,), table)
+    for key, value in named.items():
+        _add(merged, section, key, value, origin)
 
 
 def _add(merged: Merged, section: str, key: str, value: object, origin: str) -> None:
@@ -275,14 +299,12 @@ def _leaves(path: tuple[str, ...], value: object, *, named: bool) -> Iterator[tu
         yield path
 
 
-def _variables(environ: Mapping[str, str]) -> Iterator[tuple[str, str, object, str]]:
-    """Yield section, key, value and name of each variable that is a setting, in a fixed order."""
-    for variable in sorted(environ):
-        name = variable.removeprefix(VARIABLE_PREFIX)
-        if name == variable or _SEPARATOR not in name:
-            continue
+def _add_variable(merged: Merged, variable: str, text: str) -> None:
+    """Lay a variable over the file, if its name is that of a setting."""
+    name = variable.removeprefix(VARIABLE_PREFIX)
+    if name != variable and _SEPARATOR in name:
         section, _, key = name.lower().partition(_SEPARATOR)
-        yield section, key, _value_of(variable, section, key, environ[variable]), variable
+        _add(merged, section, key, _value_of(variable, section, key, text), variable)
 
 
 def variable_warnings(environ: Mapping[str, str]) -> list[str]:
@@ -294,7 +316,7 @@ def variable_warnings(environ: Mapping[str, str]) -> list[str]:
         for wrong in (field.name, f"{section}_{field.name}")
     }
     return [
-        f"{variable} has no effect; did you mean {meant[variable].upper()}?"
+        f"{variable} has no effect; {did_you_mean(meant[variable].upper())}"
         for variable in sorted(environ)
         if variable in meant and variable not in OTHER_VARIABLES
     ]

@@ -20,7 +20,8 @@ from headgate.config.overrides import (
     Override,
     Tables,
     applied_live,
-    is_in_force,
+    file_value_of,
+    in_force,
     is_paused,
     live_origins,
     with_overrides,
@@ -108,12 +109,20 @@ class ConfigState(msgspec.Struct, frozen=True, kw_only=True):
 
     def overridden(self, kind: str, name: str) -> tuple[str, ...]:
         """Return the keys of a name that are not as the file says."""
-        found = (one for one in self.overrides if (one.kind, one.name) == (kind, name))
-        return tuple(one.key for one in found if is_in_force(self.tables, one))
+        return tuple(one.key for one in self.in_force() if (one.kind, one.name) == (kind, name))
+
+    def in_force(self) -> tuple[Override, ...]:
+        """Return the overrides that hold, without keys of a budget that are as the file says."""
+        return tuple(
+            one
+            for one in in_force(self.tables, self.overrides)
+            if one.kind != "budgets" or one.value != file_value_of(self.tables, *one.path)
+        )
 
     def ended(self) -> tuple[Override, ...]:
         """Return the overrides that the file no longer lets hold."""
-        return tuple(one for one in self.overrides if not is_in_force(self.tables, one))
+        held = {one.path for one in in_force(self.tables, self.overrides)}
+        return tuple(one for one in self.overrides if one.path not in held)
 
     def with_overrides(self, overrides: Iterable[Override]) -> ConfigState:
         """Return the state with other overrides, or raise `InvalidSettingError`."""
@@ -148,14 +157,18 @@ class ConfigState(msgspec.Struct, frozen=True, kw_only=True):
 
         A start must not fail because a file contradicts what somebody changed by hand before.
         """
+        wholes: dict[tuple[str, ...], list[Override]] = {}
+        for one in overrides:
+            place = (one.kind, one.name) if one.kind == "budgets" else one.path
+            wholes.setdefault(place, []).append(one)
         chosen: list[Override] = []
         state = self
-        for one in overrides:
+        for whole in wholes.values():
             try:
-                state = self.with_overrides([*chosen, one])
+                state = self.with_overrides([*chosen, *whole])
             except InvalidSettingError:
                 continue
-            chosen.append(one)
+            chosen += whole
         return state
 
     def without_ended(self) -> ConfigState:

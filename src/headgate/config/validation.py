@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,11 +34,13 @@ from headgate.core.money import MAX_RESERVATION_MICRO_USD, MICRO_PER_USD, MicroU
 from headgate.core.slots.wakes import check_wake_config
 from headgate.core.snapshot import BUILT_IN_AGENT, MIN_CREDIT_WEIGHT, RESERVED, Standing
 from headgate.core.task import UPSTREAM_PREFIX
+from headgate.core.text import did_you_mean, nearest
 from headgate.errors import (
     InvalidAmountError,
     InvalidFieldError,
     InvalidScopeError,
     InvalidSettingError,
+    Problems,
 )
 from headgate.executors.targets import BUILT_IN_TARGETS, GatewayTarget
 from headgate.executors.templates import KEY
@@ -67,10 +70,15 @@ def check_slots(settings: Settings) -> None:
     if count > most:
         problem = f"has {count} slots, and quota.max_slots is {most}; raise it, or leave some out"
         raise InvalidSettingError(SLOTS, problem)
+    found = Problems(InvalidSettingError)
     for slot in settings.slots.values():
-        _check_slot(settings, slot)
-    _check_providers(settings)
-    _check_key_places(settings)
+        with found.collected():
+            _check_slot(settings, slot)
+    with found.collected():
+        _check_providers(settings)
+    with found.collected():
+        _check_key_places(settings)
+    found.check()
 
 
 def slot_label_warnings(settings: Settings) -> list[str]:
@@ -173,29 +181,32 @@ def _check_address(url: str, field: str, *, carries_key: bool) -> None:
 
 def _check_providers(settings: Settings) -> None:
     known = {slot.provider for slot in settings.slots.values()}
+    found = Problems(InvalidSettingError)
     for name, target in settings.targets.items():
         # What drains may have left the file together with its slots.
         if target.provider is None or target.status is Standing.DRAINING:
             continue
         field = key_path("targets", name, "provider")
         if target.slot is not None:
-            raise InvalidSettingError(field, "give either slot or provider, not both")
-        if target.provider not in known:
+            found.add(InvalidSettingError(field, "give either slot or provider, not both"))
+        elif target.provider not in known:
             problem = f"no [[slots]] has the provider {target.provider!r}; add one, or correct it"
-            raise InvalidSettingError(field, problem)
+            found.add(InvalidSettingError(field, problem))
+    found.check()
 
 
 def _check_key_places(settings: Settings) -> None:
     """Refuse a target that writes the key of a slot which has none to be read."""
+    found = Problems(InvalidSettingError)
     for name, target in settings.targets.items():
         is_label = target.slot is not None and target.slot not in settings.slots
         if not is_label or target.status is Standing.DRAINING:
             continue
         if f"{{{KEY}}}" in msgspec.json.encode(target).decode():
             problem = f"no [[slots]] has the name {target.slot!r}, and {{{KEY}}} needs its key"
-            raise InvalidSettingError(
-                key_path("targets", name, "slot"), f"{problem}; add it, or correct the name"
-            )
+            field = key_path("targets", name, "slot")
+            found.add(InvalidSettingError(field, f"{problem}; add it, or correct the name"))
+    found.check()
 
 
 # What the types of the gateway cannot say: which upstreams can be reached with which keys, and
@@ -214,19 +225,24 @@ _WILDCARDS = frozenset("*?")
 
 def check_gateway(settings: Settings) -> None:
     """Raise `InvalidSettingError`, naming the key, unless calls could go where they are to."""
+    found = Problems(InvalidSettingError)
     for name, upstream in settings.upstreams.items():
-        if not _UPSTREAM_NAME.fullmatch(name):
-            problem = "an upstream's name is made of letters, digits and . _ -"
-            raise InvalidSettingError(key_path(UPSTREAMS, name), problem)
-        _check_upstream(settings, upstream, (UPSTREAMS, name))
+        with found.collected():
+            if not _UPSTREAM_NAME.fullmatch(name):
+                problem = "an upstream's name is made of letters, digits and . _ -"
+                raise InvalidSettingError(key_path(UPSTREAMS, name), problem)
+            _check_upstream(settings, upstream, (UPSTREAMS, name))
     for name, model in settings.models.items():
-        _check_alias(name)
+        with found.collected():
+            _check_alias(name)
         for place, member in enumerate(model.route):
             problem = _problem_of_member(settings, member)
             if not problem and member in model.route[:place]:
                 problem = f"{_shown(member)} is in this route already; leave it out"
             if problem:
-                raise InvalidSettingError(key_path("models", name, "route", f"[{place}]"), problem)
+                field = key_path("models", name, "route", f"[{place}]")
+                found.add(InvalidSettingError(field, problem))
+    found.check()
 
 
 def _check_upstream(settings: Settings, upstream: UpstreamSettings, where: tuple[str, str]) -> None:
@@ -376,19 +392,25 @@ def check_names(section: str, names: Iterable[str]) -> None:
 
 def check(settings: Settings) -> None:
     """Raise `InvalidSettingError`, naming the key, unless the settings go together."""
-    _check_scheduler(settings.scheduler)
-    _check_projects(settings)
-    check_prices(settings.prices)
-    _check_targets(settings)
-    _check_pulling_and_agents(settings)
-    check_slots(settings)
-    check_gateway(settings)
-    _check_advertised(settings.server.advertise)
-    _check_auth(settings.auth)
-    _check_webhooks(settings.webhooks)
-    _check_url("store", settings.store.url, STORE_URLS)
-    _check_domain(settings.store)
-    _check_url("ledger", settings.ledger.url, LEDGER_URLS)
+    found = Problems(InvalidSettingError)
+    for each in (
+        partial(_check_scheduler, settings.scheduler),
+        partial(_check_projects, settings),
+        partial(check_prices, settings.prices),
+        partial(_check_targets, settings),
+        partial(_check_pulling_and_agents, settings),
+        partial(check_slots, settings),
+        partial(check_gateway, settings),
+        partial(_check_advertised, settings.server.advertise),
+        partial(_check_auth, settings.auth),
+        partial(_check_webhooks, settings.webhooks),
+        partial(_check_url, "store", settings.store.url, STORE_URLS),
+        partial(_check_domain, settings.store),
+        partial(_check_url, "ledger", settings.ledger.url, LEDGER_URLS),
+    ):
+        with found.collected():
+            each()
+    found.check()
 
 
 def _check_scheduler(scheduler: SchedulerSettings) -> None:
@@ -404,24 +426,31 @@ def _check_scheduler(scheduler: SchedulerSettings) -> None:
 
 
 def _check_projects(settings: Settings) -> None:
+    found = Problems(InvalidSettingError)
     for name, project in settings.projects.items():
-        _check_project_name(name)
+        with found.collected():
+            _check_project_name(name)
         if 0 < project.credit_weight < MIN_CREDIT_WEIGHT:
             problem = f"must be 0, or {MIN_CREDIT_WEIGHT} or more, not {project.credit_weight}"
-            raise InvalidSettingError(key_path("projects", name, "credit_weight"), problem)
+            field = key_path("projects", name, "credit_weight")
+            found.add(InvalidSettingError(field, problem))
+    found.check()
 
 
 def check_prices(prices: Mapping[str, PriceSettings]) -> None:
     """Raise `InvalidSettingError`, naming the key, unless every price can be computed with."""
     seen: dict[str, str] = {}
+    found = Problems(InvalidSettingError)
     for pattern, price in prices.items():
         same = seen.setdefault(pattern.lower(), pattern)
         if same != pattern:
             problem = f"{key_path('prices', same)} is the same model; keep one of them"
-            raise InvalidSettingError(key_path("prices", pattern), problem)
+            found.add(InvalidSettingError(key_path("prices", pattern), problem))
         for key, dollars in msgspec.structs.asdict(price).items():
-            with at_dollars(dollars, MAX_RESERVATION_MICRO_USD, "prices", pattern, key):
+            place = ("prices", pattern, key)
+            with found.collected(), at_dollars(dollars, MAX_RESERVATION_MICRO_USD, *place):
                 _ = None if dollars is None else to_micro_usd(dollars)
+    found.check()
 
 
 def _check_project_name(name: str) -> None:
@@ -434,36 +463,43 @@ def _check_project_name(name: str) -> None:
 
 
 def _check_pulling_and_agents(settings: Settings) -> None:
+    found = Problems(InvalidSettingError)
     for name, built_in in BUILT_IN_TARGETS.items():
         if type(settings.all_targets[name]) is not type(built_in):
             problem = f"the target {name} is always of kind {name}; give this one another name"
-            raise InvalidSettingError(key_path("targets", name), problem)
+            found.add(InvalidSettingError(key_path("targets", name), problem))
     for name, target in settings.targets.items():
         for key in _SAID_BY_GATEWAY if isinstance(target, GatewayTarget) else ():
             if getattr(target, key) is not None:
                 problem = "is for the gateway to say; leave it out"
-                raise InvalidSettingError(key_path("targets", name, key), problem)
+                found.add(InvalidSettingError(key_path("targets", name, key), problem))
     if BUILT_IN_AGENT in settings.agents:
-        raise InvalidSettingError(key_path("agents", BUILT_IN_AGENT), RESERVED)
+        found.add(InvalidSettingError(key_path("agents", BUILT_IN_AGENT), RESERVED))
     for name, agent in settings.agents.items():
         if agent.target is not None and agent.target not in settings.all_targets:
-            problem = f"there is no target {agent.target!r}; name one of the section targets"
-            raise InvalidSettingError(key_path("agents", name, "target"), problem)
+            meant = did_you_mean(
+                nearest(agent.target, settings.all_targets), "name one of the section targets"
+            )
+            problem = f"there is no target {agent.target!r}; {meant}"
+            found.add(InvalidSettingError(key_path("agents", name, "target"), problem))
+    found.check()
 
 
 def _check_targets(settings: Settings) -> None:
+    found = Problems(InvalidSettingError)
     for name, target in settings.targets.items():
         if name.startswith(UPSTREAM_PREFIX):
             problem = f"a name with {UPSTREAM_PREFIX} before it is of calls; give it another"
-            raise InvalidSettingError(key_path("targets", name), problem)
+            found.add(InvalidSettingError(key_path("targets", name), problem))
         if target.estimate_usd is not None:
-            said = target.estimate_usd
-            with at_dollars(said, MAX_RESERVATION_MICRO_USD, "targets", name, "estimate_usd"):
+            said, place = target.estimate_usd, ("targets", name, "estimate_usd")
+            with found.collected(), at_dollars(said, MAX_RESERVATION_MICRO_USD, *place):
                 to_micro_usd(said, field="estimate_usd")
     marked = [name for name, target in settings.targets.items() if target.default]
     for name in marked[1:]:
         problem = f"{marked[0]} is the default already; mark one target"
-        raise InvalidSettingError(key_path("targets", name, "default"), problem)
+        found.add(InvalidSettingError(key_path("targets", name, "default"), problem))
+    found.check()
 
 
 def _check_advertised(address: str | None) -> None:

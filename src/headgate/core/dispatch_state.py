@@ -320,6 +320,56 @@ class InFlightAttempt(msgspec.Struct, frozen=True):
         return self.node_id.startswith(WORKER_PREFIX)
 
 
+class AgentWorkers:
+    """The workers of one agent, by how many more tasks each of them takes.
+
+    Which one is next, and how much is free in all, is known without a look at the others: an agent
+    may have thousands. Among equals it is the one that has been so for longest.
+    """
+
+    __slots__ = ("_by_free", "capacity", "free", "total")
+
+    def __init__(self) -> None:
+        self.capacity: dict[str, int] = {}
+        self.free = self.total = 0
+        self._by_free: dict[int, dict[str, None]] = {}
+
+    def set(self, node_id: str, capacity: int, *, used: int) -> None:
+        """Set how many tasks a worker takes."""
+        self.drop(node_id, used=used)
+        self.capacity[node_id] = capacity
+        self.total += capacity
+        self._put(node_id, capacity - used)
+
+    def use(self, node_id: str, *, before: int, after: int) -> None:
+        """Count the tasks that a worker has."""
+        capacity = self.capacity[node_id]
+        self._take(node_id, capacity - before)
+        self._put(node_id, capacity - after)
+
+    def drop(self, node_id: str, *, used: int) -> None:
+        """Forget a worker, if it is known."""
+        capacity = self.capacity.pop(node_id, None)
+        if capacity is not None:
+            self.total -= capacity
+            self._take(node_id, capacity - used)
+
+    def next(self) -> str:
+        """Return the worker with the most free capacity; there must be one."""
+        return next(iter(self._by_free[max(self._by_free)]))
+
+    def _put(self, node_id: str, free: int) -> None:
+        self._by_free.setdefault(free, {})[node_id] = None
+        self.free += max(0, free)
+
+    def _take(self, node_id: str, free: int) -> None:
+        equals = self._by_free[free]
+        del equals[node_id]
+        if not equals:
+            del self._by_free[free]
+        self.free -= max(0, free)
+
+
 class InFlightAttempts:
     """All attempts in flight, with the sums over nodes, projects and slots.
 
@@ -334,7 +384,7 @@ class InFlightAttempts:
         self.reserved: dict[str, int] = {}
         self.capacity: dict[str, int] = {}
         self.by_slot: dict[str, int] = {}
-        self._workers: dict[str, dict[str, int]] = {}
+        self._workers: dict[str, AgentWorkers] = {}
         self._agents: dict[str, str] = {}
         self._attempts: dict[str, InFlightAttempt] = {}
         self.calls: dict[str, InFlightAttempt] = {}
@@ -365,7 +415,7 @@ class InFlightAttempts:
             self.calls[task.id] = attempt
         else:
             self._attempts[task.id] = attempt
-            self._used[node_id] = self._used.get(node_id, 0) + 1
+            self._use(node_id, 1)
         is_active = task.parent_id is None
         self.active[task.project_id] = self.active.get(task.project_id, 0) + is_active
         self.reserved[task.project_id] = self.reserved.get(task.project_id, 0) + attempt.tokens
@@ -390,10 +440,17 @@ class InFlightAttempts:
             del self.calls[task.id]
             return
         del self._attempts[task.id]
-        self._used[node_id] -= 1
+        self._use(node_id, -1)
         is_known = node_id in self.capacity or node_id in self._agents
         if not self._used[node_id] and not is_known:
             del self._used[node_id]
+
+    def _use(self, node_id: str, tasks: int) -> None:
+        before = self._used.get(node_id, 0)
+        after = self._used[node_id] = before + tasks
+        agent_id = self._agents.get(node_id)
+        if agent_id is not None:
+            self._workers[agent_id].use(node_id, before=before, after=after)
 
     def add_tokens(self, task_id: str, tokens: int) -> None:
         """Count what a call of a task in flight used in the share of its project."""
@@ -416,7 +473,8 @@ class InFlightAttempts:
     def set_worker(self, node_id: str, capacity: int, *, agent_id: str) -> None:
         """Set how many tasks of its agent a worker takes."""
         self._agents[node_id] = agent_id
-        self._workers.setdefault(agent_id, {})[node_id] = capacity
+        workers = self._workers.setdefault(agent_id, AgentWorkers())
+        workers.set(node_id, capacity, used=self._used.get(node_id, 0))
 
     def agent_of(self, node_id: str) -> str | None:
         """Return the agent that a worker serves; None of a node."""
@@ -427,8 +485,9 @@ class InFlightAttempts:
         self.capacity.pop(node_id, None)
         agent_id = self._agents.pop(node_id, None)
         if agent_id is not None:
-            del self._workers[agent_id][node_id]
-            if not self._workers[agent_id]:
+            workers = self._workers[agent_id]
+            workers.drop(node_id, used=self._used.get(node_id, 0))
+            if not workers.capacity:
                 del self._workers[agent_id]
         if not self._used.get(node_id):
             self._used.pop(node_id, None)
@@ -437,13 +496,26 @@ class InFlightAttempts:
         """Return the tasks that a node has."""
         return [attempt.task.id for attempt in self if attempt.node_id == node_id]
 
+    def on_nodes(self, node_ids: Iterable[str]) -> dict[str, list[str]]:
+        """Return the tasks of several nodes, by node."""
+        found: dict[str, list[str]] = {node_id: [] for node_id in node_ids}
+        for attempt in self:
+            if attempt.node_id in found:
+                found[attempt.node_id].append(attempt.task.id)
+        return found
+
     def nodes(self) -> set[str]:
         """Return every node that has a task."""
-        return {attempt.node_id for attempt in self}
+        return {node_id for node_id, used in self._used.items() if used}
 
     def known_nodes(self) -> set[str]:
         """Return every node and worker with a capacity, used or not."""
         return self.capacity.keys() | self._agents.keys()
+
+    def worker_totals(self) -> tuple[int, int]:
+        """Return how many workers there are, and how many tasks they take together."""
+        capacity = sum(workers.total for workers in self._workers.values())
+        return len(self._agents), capacity
 
     @property
     def has_workers(self) -> bool:
@@ -452,12 +524,13 @@ class InFlightAttempts:
 
     def workers_of(self, agent_id: str) -> dict[str, int]:
         """Return the workers of an agent with their capacity."""
-        return self._workers.get(agent_id, {})
+        workers = self._workers.get(agent_id)
+        return {} if workers is None else workers.capacity
 
     def free_at_workers(self, agent_id: str) -> int:
         """Return how many more tasks the workers of an agent take together."""
-        own = self._workers.get(agent_id, {})
-        return sum(max(0, capacity - self._used.get(node, 0)) for node, capacity in own.items())
+        workers = self._workers.get(agent_id)
+        return 0 if workers is None else workers.free
 
     def free_by_agent(self) -> dict[str, int]:
         """Return how many more tasks workers take, for each agent that has any."""
@@ -473,8 +546,9 @@ class InFlightAttempts:
 
     def node_for_next(self, agent_id: str = "") -> str:
         """Return the node, or the worker of an agent, with the most free capacity; there is one."""
-        capacity = self._workers[agent_id] if agent_id else self.capacity
-        return max(capacity, key=lambda node: capacity[node] - self._used.get(node, 0))
+        if agent_id:
+            return self._workers[agent_id].next()
+        return max(self.capacity, key=self._free_on)
 
     def _free_on(self, node_id: str) -> int:
         return self.capacity[node_id] - self._used.get(node_id, 0)
@@ -575,7 +649,7 @@ class WorkerWatch:
             self._in_flight.set_node(node_id, capacity)
             return
         if self._in_flight.workers_of(agent_id).get(node_id) == capacity:
-            # The news name all workers each time, and a refresh counts all those of an agent.
+            # The news name all workers each time.
             return
         self._in_flight.set_worker(node_id, capacity, agent_id=agent_id)
         self.refresh(agent_id, now)

@@ -32,14 +32,14 @@ class EventKind(Enum):
 
 
 MEANINGS: dict[EventKind, str] = {
-    EventKind.QUEUED: "the task was taken, and waits",
-    EventKind.RUNNING: "an attempt was given to an agent",
-    EventKind.RETRYING: "the attempt ended, and the task waits for another; `error` says why",
+    EventKind.QUEUED: "the task was accepted, and waits",
+    EventKind.RUNNING: "an attempt was assigned to an agent",
+    EventKind.RETRYING: "the attempt ended, and the task waits for the next; `error` says why",
     EventKind.COMPLETED: "the task succeeded",
     EventKind.FAILED: "the task failed for good, or its deadline passed",
     EventKind.CANCELLED: "the task was cancelled",
-    EventKind.REJECTED: "there was no room for the task, or no budget has room for it",
-    EventKind.RESET: "events may have been missed: read again what you show",
+    EventKind.REJECTED: "a queue or a budget has no room for the task",
+    EventKind.RESET: "you may have missed events: read the state of your tasks again",
 }
 
 # Asked for by name at every change of every task, and an enumeration takes its time to answer.

@@ -210,9 +210,9 @@ def _in_order(wanted: list[str], words: list[str]) -> bool:
 
 MICRO = 1_000_000
 
-_SLACK_VALUES = 64
+_SLACK = 64
 _LEADING_BITS = 2
-_BITS_BELOW_DEEPEST = 4
+_BITS_BELOW_DEEPEST = 3
 
 _MOST_FLAT_DEPTHS = 8
 _FEW_DEPTHS = 4
@@ -231,12 +231,13 @@ def to_micro_weight(weight: float) -> int:
 
 
 class _Point(msgspec.Struct, Generic[Lane], eq=False):
-    """A lane as it stood at its last update."""
+    """A lane as it stood at its last update, and the entries of its band if it is among them."""
 
     lane: Lane
     depth: int
     oldest: int
     tie: Tie
+    entries: list[tuple[int, Tie, _Point[Lane]]]
 
 
 class _Band(msgspec.Struct, Generic[Lane], eq=False):
@@ -248,39 +249,6 @@ class _Band(msgspec.Struct, Generic[Lane], eq=False):
     least_depth: int
     most_depth: int
     entries: list[tuple[int, Tie, _Point[Lane]]]
-
-
-class _Bag:
-    """A bag of integers that knows its smallest.
-
-    A value that has left stays in the heap until it surfaces, or until there are too many such.
-    """
-
-    __slots__ = ("counts", "heap")
-
-    def __init__(self) -> None:
-        self.counts: dict[int, int] = {}
-        self.heap: list[int] = []
-
-    def add(self, value: int) -> None:
-        counts = self.counts
-        if value in counts:
-            counts[value] += 1
-        else:
-            counts[value] = 1
-            heappush(self.heap, value)
-
-    def least(self) -> int:
-        counts, heap = self.counts, self.heap
-        value = heap[0]
-        while not counts[value]:
-            del counts[heappop(heap)]
-            value = heap[0]
-        return value
-
-    def trim(self) -> None:
-        self.counts = {value: count for value, count in self.counts.items() if count}
-        self.heap = sorted(self.counts)
 
 
 class LoadRanking(Generic[Lane]):
@@ -309,10 +277,11 @@ class LoadRanking(Generic[Lane]):
         self._alpha = -1.0
         self._depth_share, self._age_share = 0, 1
         self._points: dict[Lane, _Point[Lane]] = {}
-        self._oldest_ticks = _Bag()
-        self._negated_depths = _Bag()
         self._latest_tick = 0
         self._by_depth: dict[int, list[tuple[int, Tie, _Point[Lane]]]] = {}
+        # What has left these heaps stays in them until it surfaces, or until most of it has left.
+        self._by_age: list[tuple[int, int, _Point[Lane]]] = []
+        self._negated_depths: list[int] = []
         self._bands: dict[int, _Band[Lane]] = {}
         self._sorted_depth = 0
         self._sorted_age = 1
@@ -338,45 +307,30 @@ class LoadRanking(Generic[Lane]):
         """
         if depth_micro < 0:
             raise InvalidSettingError("depth_micro", f"must be at least 0, not {depth_micro}")
-        if lane in self._points:
-            self.discard(lane)
         self._updates += 1
         tie = (last_served, oldest_tick, order, self._updates)
-        point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie)
+        point = self._points.get(lane)
+        if point is None:
+            point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie, [])
+            has_other_age = True
+        else:
+            self._remove(point)
+            has_other_age = point.oldest != oldest_tick
+            point.depth, point.oldest, point.tie = depth_micro, oldest_tick, tie
         self._latest_tick = max(self._latest_tick, oldest_tick)
-        if self._is_flat:
-            peers = self._by_depth.get(depth_micro)
-            if peers is None:
-                self._by_depth[depth_micro] = [(oldest_tick, tie, point)]
-            elif oldest_tick > peers[-1][0]:
-                peers.append((oldest_tick, tie, point))
-            else:
-                insort(peers, (oldest_tick, tie, point))
-            return
-        self._oldest_ticks.add(oldest_tick)
-        self._negated_depths.add(-depth_micro)
         self._add(point)
+        if not self._is_flat:
+            if has_other_age:
+                heappush(self._by_age, (oldest_tick, self._updates, point))
+            self._trim()
 
     def discard(self, lane: Lane) -> None:
         """Take a lane out, if it is there."""
         point = self._points.pop(lane, None)
-        if point is None:
-            return
-        if self._is_flat:
-            peers = self._by_depth[point.depth]
-            is_first = peers[0][2] is point
-            del peers[0 if is_first else bisect_left(peers, (point.oldest, point.tie, point))]
-            if not peers:
-                del self._by_depth[point.depth]
-            return
-        self._oldest_ticks.counts[point.oldest] -= 1
-        self._negated_depths.counts[-point.depth] -= 1
-        self._remove(point)
-        most_values = 2 * len(self._points) + _SLACK_VALUES
-        if len(self._oldest_ticks.heap) > most_values:
-            self._oldest_ticks.trim()
-        if len(self._negated_depths.heap) > most_values:
-            self._negated_depths.trim()
+        if point is not None:
+            self._remove(point)
+            if not self._is_flat:
+                self._trim()
 
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane with the highest load at this tick, None if there is no lane."""
@@ -396,11 +350,39 @@ class LoadRanking(Generic[Lane]):
         elif len(self._by_depth) <= _FEW_DEPTHS:
             self._drop_bands()
             return self._best_of_heads(tick)
-        most_depth = -self._negated_depths.least()
-        depth, age = self._weights(tick - self._oldest_ticks.least(), most_depth)
-        if self._reads > len(self._by_depth):
+        most_depth = self._most_depth()
+        depth, age = self._weights(tick - self._least_tick(), most_depth)
+        if self._reads > 2 * len(self._by_depth):
             self._sort(depth, age)
         return self._find(depth, age, most_depth)
+
+    def _most_depth(self) -> int:
+        depths, by_depth = self._negated_depths, self._by_depth
+        while -depths[0] not in by_depth:
+            heappop(depths)
+        return -depths[0]
+
+    def _least_tick(self) -> int:
+        ages, points = self._by_age, self._points
+        while True:
+            oldest, _, point = ages[0]
+            if point.oldest == oldest and points.get(point.lane) is point:
+                return oldest
+            heappop(ages)
+
+    def _trim(self) -> None:
+        """Make a heap anew once most of it has left."""
+        if len(self._by_age) > 2 * len(self._points) + _SLACK:
+            self._gather_ages()
+        if len(self._negated_depths) > 2 * len(self._by_depth) + _SLACK:
+            self._gather_depths()
+
+    def _gather_ages(self) -> None:
+        points = self._points.values()
+        self._by_age = sorted([(point.oldest, point.tie[3], point) for point in points])
+
+    def _gather_depths(self) -> None:
+        self._negated_depths = sorted([-depth for depth in self._by_depth])
 
     def _deepest(self) -> Lane:
         """Compare the lanes of the greatest depth by their ties: at alpha 1 age counts nothing."""
@@ -432,20 +414,19 @@ class LoadRanking(Generic[Lane]):
         return self._depth_share * (most_age or 1), self._age_share * (most_depth or 1)
 
     def _draw_bands(self) -> None:
-        """Keep bands and bags from now on, because there are many depths."""
+        """Keep bands and heaps from now on, because there are many depths."""
         self._is_flat = False
-        for point in self._points.values():
-            self._oldest_ticks.add(point.oldest)
-            self._negated_depths.add(-point.depth)
+        self._gather_ages()
+        self._gather_depths()
         for peers in self._by_depth.values():
-            insort(self._entries_of(peers[0][2].depth), self._ranked(peers[0][2]))
+            self._enter(peers[0][2])
         self.examined += len(self._by_depth)
 
     def _drop_bands(self) -> None:
         """Keep neither, because there are only a few depths left."""
         self._is_flat = True
-        self._oldest_ticks, self._negated_depths = _Bag(), _Bag()
-        self._bands.clear()
+        self._by_age, self._negated_depths = [], []
+        self._clear_bands()
 
     def _find(self, depth: int, age: int, most_depth: int) -> Lane:
         """Let the lanes of each band take the lead, as far down as one of them possibly could.
@@ -458,9 +439,13 @@ class LoadRanking(Generic[Lane]):
         leader = self._by_depth[most_depth][0][2]
         best_tie, lowest = leader.tie, age * leader.oldest - depth * most_depth
         reads = 0
+        scaled_lowest = sorted_age * lowest
         for band in self._bands.values():
-            gained = shift * (min(band.most_depth, most_depth) if shift > 0 else band.least_depth)
-            within_reach = sorted_age * lowest + gained
+            extreme = band.most_depth if shift > 0 else band.least_depth
+            if extreme > most_depth:  # noqa: PLR1730  `min` is a call, for each band of each choice
+                extreme = most_depth
+            gained = shift * extreme
+            within_reach = scaled_lowest + gained
             for rank, tie, point in band.entries:
                 reach = age * rank
                 # Further down the ranks are higher, or equal with ties that are worse.
@@ -470,24 +455,29 @@ class LoadRanking(Generic[Lane]):
                 cost = age * point.oldest - depth * point.depth
                 if cost < lowest or (cost == lowest and tie < best_tie):
                     leader, best_tie, lowest = point, tie, cost
-                    within_reach = sorted_age * lowest + gained
+                    scaled_lowest = sorted_age * lowest
+                    within_reach = scaled_lowest + gained
         self._reads += reads
         self.examined += reads + len(self._bands)
         return leader.lane
 
     def _add(self, point: _Point[Lane]) -> None:
         """Enter a point among those of its depth, and in its band if it is the first of them."""
-        peers = self._by_depth.get(point.depth)
+        depth, entry = point.depth, (point.oldest, point.tie, point)
+        peers = self._by_depth.get(depth)
         if peers is None:
-            self._by_depth[point.depth] = [(point.oldest, point.tie, point)]
-            insort(self._entries_of(point.depth), self._ranked(point))
-            return
-        before = peers[0][2]
-        insort(peers, (point.oldest, point.tie, point))
-        if peers[0][2] is point:
-            entries = self._entries_of(point.depth)
-            del entries[bisect_left(entries, self._ranked(before))]
-            insort(entries, self._ranked(point))
+            self._by_depth[depth] = [entry]
+            if not self._is_flat:
+                self._enter(point)
+                heappush(self._negated_depths, -depth)
+        elif entry[0] > peers[-1][0]:
+            peers.append(entry)
+        else:
+            first = peers[0]
+            insort(peers, entry)
+            if peers[0] is entry and not self._is_flat:
+                self._leave(first[2])
+                self._enter(point)
 
     def _remove(self, point: _Point[Lane]) -> None:
         """Undo `_add`: the next of the same depth, if any, takes the place in the band."""
@@ -495,51 +485,64 @@ class LoadRanking(Generic[Lane]):
         if peers[0][2] is not point:
             del peers[bisect_left(peers, (point.oldest, point.tie, point))]
             return
-        entries = self._entries_of(point.depth)
-        del entries[bisect_left(entries, self._ranked(point))]
         if len(peers) == 1:
             del self._by_depth[point.depth]
         else:
             del peers[0]
-            insort(entries, self._ranked(peers[0][2]))
+        if not self._is_flat:
+            self._leave(point)
+            if peers[0][2] is not point:
+                self._enter(peers[0][2])
 
-    def _ranked(self, point: _Point[Lane]) -> tuple[int, Tie, _Point[Lane]]:
-        rank = self._sorted_age * point.oldest - self._sorted_depth * point.depth
-        return rank, point.tie, point
-
-    def _entries_of(self, depth: int) -> list[tuple[int, Tie, _Point[Lane]]]:
-        """Return the band of a depth: half an octave, or more where the depths are small."""
-        bits = depth.bit_length() - _LEADING_BITS
-        bits = max(bits, self._narrowest_bits)
+    def _enter(self, point: _Point[Lane]) -> None:
+        """Enter a point in its band: half an octave, or more where the depths are small."""
+        depth = point.depth
+        bits = max(depth.bit_length() - _LEADING_BITS, self._narrowest_bits)
         least = depth >> bits << bits
         band = self._bands.get(least)
         if band is None:
             band = self._bands[least] = _Band(least, least + (1 << bits) - 1, [])
-        return band.entries
+        point.entries = band.entries
+        rank = self._sorted_age * point.oldest - self._sorted_depth * depth
+        insort(point.entries, (rank, point.tie, point))
+
+    def _leave(self, point: _Point[Lane]) -> None:
+        rank = self._sorted_age * point.oldest - self._sorted_depth * point.depth
+        del point.entries[bisect_left(point.entries, (rank, point.tie, point))]
 
     def _sort(self, depth: int, age: int) -> None:
         """Rank all lanes anew, by these weights."""
         self._sorted_depth, self._sorted_age = depth, age
         self._fit_bands()
         for band in self._bands.values():
-            band.entries = [
-                (age * point.oldest - depth * point.depth, tie, point)
-                for _, tie, point in band.entries
-            ]
-            band.entries.sort()
+            band.entries[:] = sorted(
+                [
+                    (age * point.oldest - depth * point.depth, tie, point)
+                    for _, tie, point in band.entries
+                ]
+            )
+        # Who begins with the likely leader reads less of the other bands.
+        by_lead = sorted(self._bands.values(), key=lambda band: band.entries[0][:2])
+        self._bands = {band.least_depth: band for band in by_lead}
         self._reads = 0
         self.examined += len(self._by_depth)
 
     def _fit_bands(self) -> None:
         """Drop empty bands; draw all anew if the greatest depth has left the octaves they suit."""
-        narrowest_bits = max((-self._negated_depths.least()).bit_length() - _BITS_BELOW_DEEPEST, 0)
+        narrowest_bits = max(self._most_depth().bit_length() - _BITS_BELOW_DEEPEST, 0)
         if abs(narrowest_bits - self._narrowest_bits) <= 1:
             self._bands = {least: band for least, band in self._bands.items() if band.entries}
             return
         self._narrowest_bits = narrowest_bits
+        self._clear_bands()
+        for peers in self._by_depth.values():
+            self._enter(peers[0][2])
+
+    def _clear_bands(self) -> None:
+        # Points that are the first of their depth no more may still refer to the entries.
+        for band in self._bands.values():
+            band.entries.clear()
         self._bands.clear()
-        for depth, peers in self._by_depth.items():
-            self._entries_of(depth).append(peers[0])
 
     def _compare_all(self, tick: int) -> Lane:
         """Answer for a tick before some lane's oldest task, which then has age 0.

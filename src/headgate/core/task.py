@@ -7,6 +7,7 @@ the table does not allow cannot come about.
 
 from __future__ import annotations
 
+import math
 import re
 from enum import Enum
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import msgspec
 from headgate.core.budgets.ledger import Unit
 from headgate.core.enums import LenientEnum
 from headgate.core.estimates import Hold, Kind, Sample, believed
+from headgate.core.text import printable
 from headgate.errors import IllegalTransitionError
 
 
@@ -383,6 +385,35 @@ def task_holding(reservation_id: str) -> str:
     return reservation_id.rsplit(":", 2)[0]
 
 
+MAX_REPORT_CHARACTERS = 200
+
+
+class ProgressReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far an attempt says that it is; `at` is when the store heard of it, in Unix seconds."""
+
+    fraction: float | None = None
+    text: str = ""
+    at: float = 0.0
+
+    def bounded(self) -> ProgressReport:
+        """Return what is kept of it: a fraction from 0 to 1, and one short printable line."""
+        fraction = self.fraction
+        if fraction is not None:
+            fraction = None if math.isnan(fraction) else min(1.0, max(0.0, fraction))
+        text = printable(" ".join(self.text[: 4 * MAX_REPORT_CHARACTERS].split()))
+        if len(text) > MAX_REPORT_CHARACTERS:
+            text = f"{text[: MAX_REPORT_CHARACTERS - 1]}…"
+        return ProgressReport(fraction=fraction, text=text, at=self.at)
+
+
+class AttemptReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one attempt at a task reports."""
+
+    task_id: str
+    attempt: int
+    report: ProgressReport
+
+
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a task has come: the counts behind retries, and its latest attempt.
 
@@ -397,6 +428,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     task that names a provider, and `choice` why it was started. `attempts` has the latest of those
     after which it was tried again. `whole_attempt` is the latest that could make calls and was
     booked at all that it held, so that those of its calls which are written later are paid for.
+    `report` is what the attempt in flight last said of itself.
     """
 
     attempt: int = 0
@@ -428,6 +460,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     choice: Choice | None = None
     attempts: tuple[PastAttempt, ...] = ()
     whole_attempt: int = 0
+    report: ProgressReport | None = None
 
 
 NO_PROGRESS = Progress()

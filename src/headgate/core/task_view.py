@@ -20,6 +20,7 @@ from headgate.core.task import (
     TaskStatus,
     slot_of,
 )
+from headgate.core.text import percent
 
 CONTENTS = ("params", "input", "result")
 """What a client sent and got, which may be large; a list can do without."""
@@ -132,6 +133,23 @@ class AttemptBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="came
     """What it was booked at."""
 
 
+class ProgressBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far the attempt that runs says that it is."""
+
+    fraction: float | None = None
+    """From 0 to 1. Left out if it did not say."""
+    text: str = ""
+    """A line of its own, of at most 200 characters."""
+    at: datetime
+    """When it last said something new."""
+
+    @property
+    def words(self) -> str:
+        """The same in words."""
+        share = "" if self.fraction is None else percent(self.fraction)
+        return ", ".join(one for one in (share, self.text) if one)
+
+
 class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """The JSON of a task. Times are RFC 3339 in UTC; `latency_ms` is from start to end.
 
@@ -215,6 +233,8 @@ class TaskSnapshot(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     """As submitted."""
     attempt: int
     """How often it was started."""
+    progress: ProgressBody | None = None
+    """How far the attempt that runs says that it is. It is gone when the attempt ends."""
     held: tuple[HeldBody, ...] = ()
     """What the latest attempt reserves or reserved. Neither lists nor webhooks have this."""
     reported: ReportedBody | None = None
@@ -281,6 +301,7 @@ def snapshot_of(record: TaskRecord) -> TaskSnapshot:
         timeout_seconds=terms.attempt_seconds,
         on_exhausted=terms.on_exhausted,
         attempt=progress.attempt,
+        progress=progress_of(record),
         unpriced=progress.is_unpriced,
         usage=_used(record),
         choice=progress.choice,
@@ -295,6 +316,14 @@ def moment(seconds: float | None) -> datetime | None:
 def exact_moment(seconds: float) -> datetime:
     """Return Unix seconds as a time in UTC."""
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def progress_of(record: TaskRecord) -> ProgressBody | None:
+    """Return how far the attempt that runs says that it is; None if it says nothing."""
+    report = record.progress.report
+    if report is None or (report.fraction is None and not report.text):
+        return None
+    return ProgressBody(fraction=report.fraction, text=report.text, at=exact_moment(report.at))
 
 
 def held_of(record: TaskRecord) -> tuple[HeldBody, ...]:

@@ -10,7 +10,8 @@ import re
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from itertools import accumulate, chain
+from difflib import get_close_matches
+from itertools import accumulate, chain, islice
 from typing import TypeVar, cast
 
 import msgspec
@@ -176,6 +177,41 @@ def named_like(
     if not wanted:
         return list(things)
     return [one for one in things if any(wanted in name.casefold() for name in names(one))]
+
+
+# Names that nobody knows: the known one that is written most alike was probably meant.
+
+NEAR = 0.6
+"""How much alike two names must be for a hint, from 0 to 1."""
+
+VERY_NEAR = 0.8
+"""The same where names resemble each other anyway, or where a near one has its name refused."""
+
+_COMPARED_CHARACTERS = 100
+_COMPARED_NAMES = 1_000
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = NEAR) -> str:
+    """Return the known name that is written most alike, whatever its case; "" if none is near."""
+    by_spelling = {
+        one[:_COMPARED_CHARACTERS].casefold(): one for one in islice(known, _COMPARED_NAMES)
+    }
+    wanted = name[:_COMPARED_CHARACTERS].casefold()
+    squeezed = _squeezed(wanted)
+    for spelling, one in by_spelling.items():
+        if squeezed and _squeezed(spelling) == squeezed:
+            return one
+    close = get_close_matches(wanted, by_spelling, n=1, cutoff=cutoff)
+    return by_spelling[close[0]] if close else ""
+
+
+def _squeezed(name: str) -> str:
+    return name.replace("_", "").replace("-", "")
+
+
+def did_you_mean(near: str, otherwise: str = "") -> str:
+    """Ask whether the nearest name was meant; where none is near, say what to do otherwise."""
+    return f"did you mean {near}?" if near else otherwise
 
 
 # JSON that every reader can read: not nested too deeply, in UTF-8, with numbers that have a value.

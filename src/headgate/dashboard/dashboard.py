@@ -33,7 +33,6 @@ from headgate.dashboard import (
     audit,
     budgets,
     calls,
-    closures,
     formats,
     live,
     overview,
@@ -93,7 +92,6 @@ ROUTES: tuple[PageRoute, ...] = (
     *slots.ROUTES,
     *webhooks.ROUTES,
     *settings.ROUTES,
-    *closures.ROUTES,
     *audit.ROUTES,
     *tokens.ROUTES,
 )

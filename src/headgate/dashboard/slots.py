@@ -1,4 +1,4 @@
-"""Slots: how much of each quota is used, when its window ends, what wakes it next, and why.
+"""Slots: how much of each quota is used, when its window ends, what wakes it next; all closures.
 
 Whoever may read sees them, since slots belong to nobody. What was sent and what came back is for
 administrators, as it is in the API.
@@ -12,10 +12,20 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from headgate.api.admin import opened
-from headgate.api.slots import one_slot, slot_bodies, slot_lines, switched, warmed
+from headgate.api.admin import MAX_CLOSURES, opened
+from headgate.api.slots import (
+    OPENED,
+    known_closures,
+    one_slot,
+    shown_closures,
+    slot_bodies,
+    slot_lines,
+    switched,
+    warmed,
+)
 from headgate.core.slots.quota import UNIT_HOURS
 from headgate.core.slots.status import LogLine, SlotBody
+from headgate.core.task_view import closure_body
 from headgate.dashboard.formats import (
     LIMITS,
     LOG_ACTIONS,
@@ -28,10 +38,10 @@ from headgate.dashboard.formats import (
     said,
     wake_mode_words,
 )
-from headgate.dashboard.lists import SLOTS, part_of, slot_href
+from headgate.dashboard.lists import CLOSURES, SLOTS, part_of, slot_href
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
 from headgate.engine.slots.slot_log import MAX_LINE_CHARS, line_text
-from headgate.errors import SlotUnavailableError, WindowOpenError
+from headgate.errors import InvalidFieldError, SlotUnavailableError, WindowOpenError
 
 # The window of a slot as it is drawn: from its beginning over now to its reset.
 #
@@ -256,7 +266,36 @@ def _told(line: LogLine) -> Told:
     )
 
 
+# The closures: what keeps tasks from starting, who closed it, and the button that opens it. A slot
+# is one of the things that close.
+
+NOUNS = {kind: noun for noun, kind in OPENED.items()}
+
+
+async def show_closures(view: View, _: str) -> Page:
+    """Show everything that is closed, by kind and name."""
+    found = shown_closures(await known_closures(view.api))
+    context: dict[str, Any] = {
+        "closures": [(NOUNS[one.kind], closure_body(one)) for one in found[:MAX_CLOSURES]],
+        "more": max(0, len(found) - MAX_CLOSURES),
+        "can_act": view.can("admin"),
+    }
+    return Page(template="closures.html", title="Closures", context=context)
+
+
+async def reopen_closure(view: View, _: str, form: Form) -> Done:
+    """Open one of them before its time."""
+    noun, name = form.get("kind"), form.get("name")
+    if noun not in OPENED:
+        raise InvalidFieldError("kind", f"must be one of {', '.join(OPENED)}")
+    await opened(view.api, view.request, OPENED[noun], name)
+    said_of_it = f"{noun} {name or '(root)'} is open, until what closed it closes it again."
+    return Done(to=CLOSURES, said=said_of_it)
+
+
 ROUTES: tuple[PageRoute, ...] = (
+    page_route(CLOSURES, show_closures, needs="admin"),
+    action_route(f"{CLOSURES}/open", reopen_closure),
     page_route(SLOTS, show, needs="read"),
     page_route(f"{SLOTS}/{{id}}", show_one, needs="read"),
     page_route(f"{SLOTS}/{{id}}/log", show_log, needs="admin"),

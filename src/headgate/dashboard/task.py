@@ -20,7 +20,7 @@ from headgate.api.tasks import cancelled, explained, known_form, own_task, retri
 from headgate.core.budgets.scopes import scope_words
 from headgate.core.money import plain_usd
 from headgate.core.task import MAX_LOSSES, PastAttempt, TaskRecord, TaskStatus, slot_of, waits_since
-from headgate.core.task_view import held_of, whole_snapshot_of
+from headgate.core.task_view import held_of, progress_of, whole_snapshot_of
 from headgate.core.text import count, duration, iso, percent, usd
 from headgate.dashboard.formats import assumption, capital, started_at
 from headgate.dashboard.lists import may_open, project_href, scope_href, slot_href
@@ -564,6 +564,7 @@ async def show(view: View, name: str) -> Page:
         "attempts_text": attempts_text(record),
         "cost_rows": cost_rows(record),
         "held": held_of(record),
+        "progress": progress_of(record),
         "estimate_bars": estimate_bars(record),
         "slot": slot_of(record) or record.task.slot,
         "slot_href": slot_href,

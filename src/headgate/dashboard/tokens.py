@@ -15,7 +15,7 @@ from headgate.api.tokens import created, revoked, token_bodies
 from headgate.dashboard.forms import TOKEN_FIELDS, error_text
 from headgate.dashboard.lists import part_of
 from headgate.dashboard.page import Done, Form, Page, PageRoute, View, action_route, page_route
-from headgate.errors import InvalidFieldError, LimitReachedError
+from headgate.errors import InvalidFieldError, LimitReachedError, NameTakenError
 from headgate.storage.tokens import MAX_NAME_LENGTH, PERMISSIONS
 
 TOKENS = "/ui/settings/tokens"
@@ -41,7 +41,7 @@ async def create(view: View, _: str, form: Form) -> Done | Page:
         made = await created(view.api, view.request, _wish(form, view.now))
     except InvalidFieldError as error:
         problem = error_text(error, TOKEN_FIELDS)
-    except LimitReachedError as error:
+    except (LimitReachedError, NameTakenError) as error:
         problem = str(error)
     except ApiError as api_error:
         if api_error.body.code != "forbidden":

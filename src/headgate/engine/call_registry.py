@@ -47,12 +47,13 @@ from headgate.engine.task_calls import TaskCalls, TaskDraw
 from headgate.errors import (
     CallerError,
     IllegalSettlementError,
+    LedgerUnavailableError,
     LimitReachedError,
     NotDispatchingError,
     StoreError,
     StoreUnavailableError,
 )
-from headgate.storage.call_rows import CallStore, EndedCall
+from headgate.storage.call_rows import CallStore, EndedCall, KeptPlace
 from headgate.storage.task_calls import TaskPart
 from headgate.storage.task_ids import PREFIX
 from headgate.storage.tokens import UNBOUND, Bounds
@@ -82,6 +83,12 @@ NOTE_SECONDS = 1.0
 
 LOST_SECONDS = 2 * LEASE_SECONDS
 """A call is lost that was noted and that nobody has seen for so long, where several nodes run."""
+
+ADMIT_SECONDS = 15.0
+"""How long a call that has its turn waits for the store; then it is told that nothing is granted.
+
+A failover of a database takes less, as a rule, and a client hears nothing meanwhile.
+"""
 
 CONFIRM_SECONDS = 0.05
 """How often a call that has its money looks whether the store has said who dispatches."""
@@ -341,6 +348,7 @@ class Calls:
         self._may_grant = may_grant
         self._node_id = node_id
         self._noted_as = ""
+        self._keeps_as = ""
         self._elsewhere: dict[str, CallRecord] = {}
         self._looking = asyncio.Lock()
         self._is_shared = is_shared
@@ -410,6 +418,8 @@ class Calls:
         earlier = self._away.take(draft.identity, self._now()) if draft.identity else None
         record = draft.record
         if earlier is not None:
+            if self._is_shared:
+                self._in_background(self._not_running(earlier.id))
             record = msgspec.structs.replace(record, id=earlier.id, created_at=earlier.created_at)
             draft = msgspec.structs.replace(draft, record=record)
         if record.task_id is not None and not self.tasks.enter(record.task_id, record.id):
@@ -475,9 +485,17 @@ class Calls:
     async def admit(self, call: LiveCall) -> Grant | None:
         """Hold the money of a call that has its turn; None if it has to wait for another turn.
 
-        `CallRefusedError` if it is refused for good. Whoever is cancelled here calls `end` or
-        `go_away`, as after anything else.
+        `CallRefusedError` if it is refused for good, `LedgerUnavailableError` if nobody answers in
+        time. Whoever is cancelled here calls `end` or `go_away`, as after anything else.
         """
+        try:
+            async with asyncio.timeout(ADMIT_SECONDS):
+                return await self._admit(call)
+        except TimeoutError:
+            line = f"the store has not answered for {ADMIT_SECONDS:g} s; nothing is granted"
+            raise LedgerUnavailableError(line) from None
+
+    async def _admit(self, call: LiveCall) -> Grant | None:
         planned = call.turn.result()
         if call.task.parent_id is not None:
             return await self._admit_of_task(call, planned, call.task.parent_id)
@@ -638,8 +656,12 @@ class Calls:
         return CallRefusedError(exceeded(refused).of_call(most_wait_seconds=most), refused)
 
     def step_down(self) -> None:
-        """Have those who wait ask the node that dispatches now; what runs here goes on."""
+        """Have those who wait ask the node that dispatches now; what runs here goes on.
+
+        The places that were kept here are that node's by now.
+        """
         self._elsewhere.clear()
+        self._away, self._keeps_as = KeptPlaces(), ""
         for call in self._live.values():
             if not call.turn.done():
                 call.turn.set_exception(NotDispatchingError(""))
@@ -681,11 +703,23 @@ class Calls:
 
     def go_away(self, call: LiveCall, identity: str, *, seconds: float) -> None:
         """Keep the place of a call whose client was asked to come back, and free what it has."""
+        self.hand_over(call)
         if identity:
             call.change(state=CallState.WAITING, slot=None, key_rule="")
-            until = self._now() + seconds
-            self._give_up(self._away.add(identity, call.record, until))
-        self.hand_over(call)
+            self._keep_places([KeptPlace(identity, self._now() + seconds, call.record)])
+
+    def _keep_places(self, places: Sequence[KeptPlace]) -> None:
+        """Keep places; where several nodes run, also for whoever dispatches next."""
+        if self._is_shared:
+            self._in_background(self._note_places(places))
+            if not self._leads():
+                return
+        for identity, until, record in places:
+            self._give_up(self._away.add(identity, record, until))
+
+    async def _note_places(self, places: Sequence[KeptPlace]) -> None:
+        with suppress(StoreError):
+            await self._store.note_places(places, node_id=self._node_id())
 
     def hand_over(self, call: LiveCall) -> None:
         """Let go of a call that goes on elsewhere, and free what it has."""
@@ -711,7 +745,8 @@ class Calls:
                 one, state=CallState.CANCELLED, error=NOT_BACK, ended_at=self._now()
             )
             self._keep(record)
-            self._in_background(self._finish(EndedCall(record=record)))
+            ended = EndedCall(record=record, is_noted=self._is_shared)
+            self._in_background(self._finish(ended))
             for listener in self._listeners:
                 listener(record)
 
@@ -1014,7 +1049,9 @@ class Calls:
         """Renew once."""
         now = self._now()
         await self.note_running(is_again=True)
-        self._give_up(self._away.expire(now))
+        if self._may_grant():
+            # Otherwise the place may be another node's by now, and the call may run there.
+            self._give_up(self._away.expire(now))
         for call_id in self.tasks.forget_lost():
             self.refuse(call_id, TASK_HAS_ENDED)
         since = now - LEASE_SECONDS / RENEWALS_PER_LEASE / 2
@@ -1055,9 +1092,11 @@ class Calls:
     async def look_elsewhere(self) -> None:
         """Learn which calls run at other nodes, which dispatched before, and which of them ended.
 
-        They have their permits until they end, or until their node is gone.
+        They have their permits until they end, or until their node is gone. The places that those
+        nodes have kept are kept here from now on.
         """
         async with self._looking:
+            await self._take_over_places()
             seen_after = self._now() - LEASE_SECONDS
             records = await self._store.running_elsewhere(self._node_id(), seen_after=seen_after)
             found = {one.id: one for one in records if one.id not in self._live}
@@ -1076,6 +1115,23 @@ class Calls:
                 self._elsewhere[record.id] = record
             if state is not None and gone:
                 self.plan(state)
+
+    async def _take_over_places(self) -> None:
+        """Keep the places that were kept elsewhere, or here before another node dispatched."""
+        node_id = self._node_id()
+        places = await self._store.places_elsewhere(self._keeps_as)
+        ids = [one.record.id for one in places]
+        ended = {one.id for one in await self._store.ended(ids)} if ids else set()
+        if not self._leads():
+            return
+        self._keeps_as = node_id
+        found = [one for one in places if self._away.of_call(one.record.id) is None]
+        # One that has come back meanwhile has no place any more.
+        over = ended | {one.record.id for one in found if self.get(one.record.id) is not None}
+        if found := [one for one in found if one.record.id not in over]:
+            self._keep_places(found)
+        if over:
+            await self._store.forget_running(sorted(over))
 
     def close(self, closure: GateClosure) -> None:
         """Close a slot or an upstream for everybody, as an answer of its provider says."""

@@ -50,6 +50,9 @@ NEWS_SECONDS = 1.0
 NEWS_PAUSE_SECONDS = 0.003
 """How long messages of other nodes gather after some were read: a read costs as much as fifty."""
 
+ALL_WORKERS_SECONDS = 120.0
+"""How often all workers are read, also where their number says that none of them is lost."""
+
 LOADED_AT_ONCE = 100
 """How many tasks are loaded between two turns of the loop, which has requests to answer."""
 
@@ -134,6 +137,7 @@ class Dispatcher:
         self._has_news = False
         self._news_at = 0.0
         self._next_news_at = 0.0
+        self._all_workers_at = -inf
         self._loads = 0
         self._pending_records: list[TaskRecord] = []
         self._pending_closures: list[GateClosure] = []
@@ -405,20 +409,23 @@ class Dispatcher:
             return
         for node_id in dead_nodes:
             state.workers.drop_node(node_id, self._store.now())
-            tasks = state.in_flight.on_node(node_id)
-            recovered = 0
-            for start in range(0, len(tasks), MAX_RECOVERED):
-                batch = tasks[start : start + MAX_RECOVERED]
-                heir = Heir(node_id=self._node_id, targets=state.settings.remote_targets)
-                changed = await self._store.recover(epoch, batch, heir=heir)
-                recovered += len(changed)
-                self.observe(changed)
-                inherited = [one.task.id for one in changed if heir.has(one)]
-                self._inherit(inherited)
-                self._lost_starts.suspect(inherited)
+        lost = state.in_flight.on_nodes(dead_nodes) if dead_nodes else {}
+        # Of all together: thousands of workers may be lost at once, with a task each.
+        tasks = [task_id for its_tasks in lost.values() for task_id in its_tasks]
+        recovered = set[str]()
+        for start in range(0, len(tasks), MAX_RECOVERED):
+            batch = tasks[start : start + MAX_RECOVERED]
+            heir = Heir(node_id=self._node_id, targets=state.settings.remote_targets)
+            changed = await self._store.recover(epoch, batch, heir=heir)
+            recovered.update(one.task.id for one in changed)
+            self.observe(changed)
+            inherited = [one.task.id for one in changed if heir.has(one)]
+            self._inherit(inherited)
+            self._lost_starts.suspect(inherited)
+        for node_id, its_tasks in lost.items():
             # None, if the node came back meanwhile.
-            if recovered:
-                log.warning("recovered tasks of a lost node", node_id=node_id, tasks=len(tasks))
+            if not recovered.isdisjoint(its_tasks):
+                log.warning("recovered tasks of a lost node", node_id=node_id, tasks=len(its_tasks))
 
     async def _run_safely(self) -> bool:
         epoch = self._epoch
@@ -473,7 +480,7 @@ class Dispatcher:
         self._loads += 1
         self._pending_records, self._pending_closures = [], []
         self._refused = []
-        self._next_news_at = 0.0
+        self._next_news_at, self._all_workers_at = 0.0, -inf
         self._unknown_writes.clear()
         self._wake_up.wake()
 
@@ -556,7 +563,8 @@ class Dispatcher:
         # What this node changes while it reads may be newer than what is read.
         self._overtaken = overtaken = set[str]()
         try:
-            news = await self._store.news(epoch)
+            all_workers = self._store.now() >= self._all_workers_at + ALL_WORKERS_SECONDS
+            news = await self._store.news(epoch, all_workers=all_workers)
             now = self._news_at = self._store.now()
             for start in range(0, len(news.records), LOADED_AT_ONCE):
                 records = news.records[start : start + LOADED_AT_ONCE]
@@ -583,7 +591,16 @@ class Dispatcher:
         known = state.in_flight.nodes() | state.in_flight.known_nodes()
         # This node is here. If its own lease has ended, its next sign of life renews that.
         alive = {self._node_id, *(node.id for node in news.nodes)}
-        await self.recover(sorted(known - alive))
+        if news.has_all_workers:
+            self._all_workers_at = now
+            await self.recover(sorted(known - alive))
+            return
+        gone = {node_id for node_id in known - alive if not is_worker(node_id)}
+        await self.recover(sorted(gone | known.intersection(news.gone_workers)))
+        # A worker that is lost says nothing of it.
+        if not news.has_more and state.in_flight.worker_totals() != news.workers:
+            self._all_workers_at = -inf
+            self.refresh()
 
     async def _apply(self, state: DispatchState, epoch: int, planned: list[Planned]) -> None:
         """Have the store apply a plan, and give back what it or a budget refused."""

@@ -44,7 +44,7 @@ from headgate.core.task import (
     check_move,
     slot_of,
 )
-from headgate.core.task_view import HeldBody, moment, would_hold
+from headgate.core.task_view import HeldBody, ProgressBody, moment, progress_of, would_hold
 from headgate.core.why import TaskReason, reasons, warning_at_submit
 from headgate.engine.call_registry import Calls
 from headgate.engine.dispatcher import Dispatcher
@@ -102,6 +102,9 @@ LOADED_SECONDS = 1.0
 ROOM_SECONDS = 0.5
 NO_ROOM_SECONDS = 5.0
 """How often targets that do their work elsewhere are asked for their room, and looked for."""
+
+REPORT_SECONDS = 1.0
+"""How often the store is told how far attempts are, at most."""
 
 CALLS_SETTLED_SECONDS = 10.0
 """How long a stop waits for the ends of calls to be written; then their leases decide."""
@@ -228,6 +231,7 @@ class Engine:
         self._supervisor, self.retired = Supervisor(), RetiredExecutors()
         self._preparations: list[Preparation] = []
         self._phase = "starting"
+        self._reports_kept_at = float("-inf")
         self.opened = asyncio.Event()
         """Set once the store and the ledger can be asked; tasks may still be read then."""
 
@@ -293,13 +297,12 @@ class Engine:
     async def hand_over(self) -> None:
         """Take no more tasks, and have another node dispatch; calls that wait go on there.
 
-        The only node goes on to dispatch calls, which its running tasks may need to finish.
+        While there is none, this one dispatches calls, which its running tasks may need to finish.
         """
         self._phase = "draining"
         self.workers.close()
         self.dispatcher.starts_tasks = False
-        if self.store.is_shared:
-            await self._quietly(self.node.end())
+        await self._quietly(self.node.begin_to_leave())
 
     async def stop(self, *, drain_seconds: float) -> None:
         """Take no more work, let what runs finish, and leave; after that everything is closed."""
@@ -609,8 +612,8 @@ class Engine:
             async with asyncio.timeout(IN_FORCE_SECONDS):
                 await self.dispatcher.pending.in_force()
 
-    async def _watch_rooms(self) -> None:
-        """Ask targets that do their work elsewhere how much more they could begin."""
+    async def _watch_targets(self) -> None:
+        """Ask targets that do their work elsewhere for their room; keep what attempts report."""
         while True:
             remote = [
                 (name, executor)
@@ -619,13 +622,29 @@ class Engine:
             ]
             if remote and self.dispatcher.is_leading:
                 await asyncio.gather(*(self._ask_room(name, one) for name, one in remote))
+            await self._keep_reports()
             await asyncio.sleep(ROOM_SECONDS if remote else NO_ROOM_SECONDS)
 
     async def _ask_room(self, name: str, executor: RemoteExecutor) -> None:
         # One that takes its time keeps what it said last, and holds nobody else up for long.
         with suppress(TimeoutError):
             async with asyncio.timeout(NO_ROOM_SECONDS):
-                self.dispatcher.set_room(name, await executor.room())
+                room = await executor.room()
+                self.dispatcher.set_room(name, room)
+                if room is not None:
+                    self.runner.reports.update((one.task_id, one) for one in room.reports)
+
+    async def _keep_reports(self) -> None:
+        """Have the store keep what attempts have reported, at most once a second."""
+        now = asyncio.get_running_loop().time()
+        if not self.runner.reports or now < self._reports_kept_at + REPORT_SECONDS:
+            return
+        self._reports_kept_at = now
+        reports, self.runner.reports = self.runner.reports, {}
+        try:
+            await self.store.report(tuple(reports.values()))
+        except StoreUnavailableError:
+            self.runner.reports = reports | self.runner.reports
 
     def _loops(self) -> dict[str, Loop]:
         loops: dict[str, Loop] = {
@@ -633,7 +652,7 @@ class Engine:
             "dispatcher": self.dispatcher.run,
             "reaper": self.reaper.run,
             "history": self.history.run,
-            "rooms": self._watch_rooms,
+            "targets": self._watch_targets,
         }
         if self.calls is not None:
             loops["calls"] = self.calls.run
@@ -902,7 +921,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     """Where a task stands, and each rule that keeps it waiting.
 
     `slot` is the one that it names or was given, `slots` those that it may be given. `would_hold`
-    is what its next attempt reserves.
+    is what its next attempt reserves, `progress` how far the one that runs says that it is.
     """
 
     task_id: str
@@ -911,6 +930,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
     would_hold: tuple[HeldBody, ...] = ()
     slot: SlotRoom | None = None
     slots: tuple[SlotRoom, ...] = ()
+    progress: ProgressBody | None = None
 
     @classmethod
     def of(
@@ -931,6 +951,7 @@ class Why(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=
             would_hold=() if hold is None else would_hold(hold),
             slot=None if slot is None else _named(slot, standings),
             slots=_of_provider(task, standings) if slot is None and task.provider else (),
+            progress=progress_of(record),
         )
 
 

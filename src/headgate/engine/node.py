@@ -3,7 +3,8 @@
 It shows signs of life, stands for election, and fetches what it is told to run. While its event
 loop is busy, whoever writes for it renews its leases. A node has one life. If others took its
 tasks, because its lease had ended, it drops them, and comes back under a new name. One that is late
-goes on if nobody did.
+goes on if nobody did. One that leaves dispatches until another node can: calls of its own tasks
+have to be decided.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class NodeLife:
         self._dispatcher = dispatcher
         self._capacity = capacity
         self._lease_seconds = lease_seconds
+        self._is_leaving = False
+        self._has_heir = False
         self._has_ended = False
         self.address = ""
         self._make_id = make_id
@@ -97,7 +100,7 @@ class NodeLife:
 
     async def offer(self, capacity: int, *, lease_seconds: float) -> None:
         """Take another number of tasks from now on; a node that is leaving takes none."""
-        if self._has_ended:
+        if self._is_leaving:
             return
         before = self._capacity, self._lease_seconds
         self._capacity, self._lease_seconds = capacity, lease_seconds
@@ -114,11 +117,7 @@ class NodeLife:
         if not self.node_id:
             await self.begin()
         self._show_life()
-        beat = await self._store.beat(
-            self.node_id, capacity=self._capacity, lease_seconds=self._lease_seconds
-        )
-        if not beat.is_alive:
-            await self._come_back()
+        await self._beat()
         await self._elect()
         await self._collect()
 
@@ -128,15 +127,42 @@ class NodeLife:
         if self.node_id:
             await self._collect()
 
+    async def begin_to_leave(self) -> None:
+        """Take no more tasks, and dispatch no more as soon as another node can."""
+        self._is_leaving = True
+        if self.node_id:
+            await self._beat()
+
     async def end(self) -> None:
         """Take no more tasks and dispatch no more; what runs is drained by the runner."""
         self._capacity = 0
-        self._has_ended = True
+        self._is_leaving = self._has_ended = True
+        self._dispatcher.step_down()
+        if self.node_id:
+            await self._store.beat(self.node_id, capacity=0, lease_seconds=self._lease_seconds)
+        await self._resign()
+
+    async def _beat(self) -> None:
+        """Show a sign of life; one that leaves resigns if another node can dispatch."""
+        is_leaving = self._is_leaving
+        beat = await self._store.beat(
+            self.node_id,
+            capacity=self._capacity,
+            lease_seconds=self._lease_seconds,
+            is_leaving=is_leaving,
+        )
+        if not beat.is_alive:
+            await self._come_back()
+        elif is_leaving:
+            self._has_heir = beat.has_heir
+            if beat.has_heir and self._dispatcher.is_leading:
+                await self._resign()
+
+    async def _resign(self) -> None:
         self._dispatcher.step_down()
         # Whoever dispatches next counts them from the start.
         await self._dispatcher.note_calls()
         if self.node_id:
-            await self._store.beat(self.node_id, capacity=0, lease_seconds=self._lease_seconds)
             await self._store.resign(self.node_id)
 
     async def leave(self) -> None:
@@ -193,8 +219,9 @@ class NodeLife:
         asked_at = asyncio.get_running_loop().time()
         election = await self._store.elect(self.node_id, lease_seconds=DISPATCHER_LEASE_SECONDS)
         self.leader_id, self.leader_address = election.node_id, election.address
-        # One that stops may have asked before it did.
-        if election.node_id == self.node_id and self._capacity and not self._has_ended:
+        # One that resigns may have asked before it did.
+        may_lead = self._capacity and not (self._has_heir or self._has_ended)
+        if election.node_id == self.node_id and may_lead:
             # The lease began when the store was asked, or later.
             until = asked_at + DISPATCHER_LEASE_SECONDS if self._store.is_shared else inf
             self._dispatcher.become_leader(self.node_id, election.epoch, until=until)

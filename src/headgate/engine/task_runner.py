@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -39,7 +40,7 @@ from headgate.core.lifecycle import (
     without_failure_cost,
 )
 from headgate.core.retries import Backoff
-from headgate.core.task import Task, TaskRecord
+from headgate.core.task import AttemptReport, ProgressReport, Task, TaskRecord
 from headgate.core.task_money import OpenCalls
 from headgate.engine.call_registry import Calls
 from headgate.engine.external_ledger import mark_dispatched
@@ -48,6 +49,7 @@ from headgate.executors.executor import (
     OUT_OF_DESCRIPTORS,
     Executor,
     RemoteExecutor,
+    taking_reports,
     work_order_of,
 )
 from headgate.providers.usage import tells_unknown_usage
@@ -113,6 +115,9 @@ class TaskRunner:
         self._left_behind: set[asyncio.Task[None]] = set()
         self.problem = ""
         """Why outcomes cannot be written now; empty while they can."""
+
+        self.reports: dict[str, AttemptReport] = {}
+        """The latest reports of attempts, by task, that the store has yet to be told."""
 
         self._not_understood: set[str] = set()
         self._out_of_descriptors_at = float("-inf")
@@ -319,6 +324,7 @@ class TaskRunner:
             except StoreUnavailableError as error:
                 return Lost(has_started=False, retry_seconds=UNPAID_SECONDS, error=str(error))
         order = work_order_of(record, gateway, is_resumed=is_resumed)
+        taking_reports.set(partial(self._take_report, task.id, order.attempt))
         # The executor has a fault of its own. The task must settle all the same.
         try:
             outcome = await executor.execute(order)
@@ -331,6 +337,12 @@ class TaskRunner:
             self._note_descriptors(task)
         self._note_usage(task, outcome)
         return outcome
+
+    def _take_report(self, task_id: str, attempt: int, report: ProgressReport) -> None:
+        # By any thread. A function that was given up may go on, and its word counts no more.
+        known = self._attempts.get(task_id)
+        if known is not None and known.record.progress.attempt == attempt:
+            self.reports[task_id] = AttemptReport(task_id=task_id, attempt=attempt, report=report)
 
     def _note_usage(self, task: Task, outcome: Outcome) -> None:
         """Log once of each target that what it tells of its usage is not understood."""

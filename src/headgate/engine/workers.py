@@ -19,7 +19,15 @@ from headgate.core.budgets.ledger import Ledger
 from headgate.core.budgets.scopes import Tenant
 from headgate.core.gates import GateClosure
 from headgate.core.lifecycle import NOTHING_USED, Cancelled, Failed, Finish, Limited, Lost, Outcome
-from headgate.core.task import WORKER_PREFIX, Lease, TaskRecord, TaskStatus, slot_of
+from headgate.core.task import (
+    WORKER_PREFIX,
+    Lease,
+    ProgressReport,
+    TaskRecord,
+    TaskStatus,
+    is_worker,
+    slot_of,
+)
 from headgate.engine.call_registry import Calls
 from headgate.engine.external_ledger import mark_dispatched
 from headgate.engine.task_runner import Settlements
@@ -27,12 +35,11 @@ from headgate.errors import StaleWorkerError, StoreUnavailableError
 from headgate.executors.executor import GatewayAccess, WorkOrder, work_order_of
 from headgate.storage.store import Orders, Settled, Settlement, StaleLease, TaskStore, Visit
 
-MAX_WAITING = 1_000
+MAX_WAITING = 12_000
 MAX_WAIT_SECONDS = 25.0
 WAITED_OF_LEASE = 2 / 3
 """A claim is answered while the lease that it has renewed still lasts for a while."""
 
-LOOKS_PER_LEASE = 3
 UNPAID_SECONDS = 1.0
 
 Changed = Callable[[Iterable[TaskRecord], GateClosure | None], None]
@@ -41,13 +48,14 @@ Watch = Callable[[str, WorkOrder, Outcome, float], None]
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker offers its capacity, all of it, with what it runs by task and attempt."""
+    """A worker offers its capacity, all of it, with what it runs, and how far that is."""
 
     agent_id: str
     worker_id: str | None
     capacity: int
     running: dict[str, int]
     wait_seconds: float = 0.0
+    reports: dict[str, ProgressReport] = {}
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +110,9 @@ class PullWorkers:
         self._doubt_slot = doubt_slot
         self._ledger = ledger
         self._waiters: dict[str, _Waiter] = {}
+        self._called: dict[str, None] = {}
+        """Workers that were called while no claim of theirs waited; the next one is in a hurry."""
+
         self._is_closed = False
         self._watch: Watch | None = None
 
@@ -114,6 +125,10 @@ class PullWorkers:
         waiter = self._waiters.get(worker_id)
         if waiter is not None:
             waiter.is_called.set()
+        elif is_worker(worker_id):
+            self._called[worker_id] = None
+            if len(self._called) > MAX_WAITING:
+                del self._called[next(iter(self._called))]
 
     def close(self) -> None:
         """Answer all claims that wait, and let none wait any more."""
@@ -131,11 +146,17 @@ class PullWorkers:
             lease_seconds=self.lease_seconds,
             joins=claim.worker_id is None,
             node_id=self._node_id(),
+            reports=claim.reports,
         )
         self._supersede(visit.worker_id)
+        is_called = visit.worker_id in self._called
+        self._called.pop(visit.worker_id, None)
         waits = claim.capacity and claim.wait_seconds and len(self._waiters) < MAX_WAITING
         if not waits or self._is_closed:
             return visit.worker_id, await self._visit(visit)
+        if not visit.joins and not is_called:
+            # Nobody has anything for it that would be known here.
+            visit = msgspec.structs.replace(visit, is_patient=True)
         waiter = self._enter(visit.worker_id)
         try:
             return visit.worker_id, await self._wait(visit, waiter, claim.wait_seconds)
@@ -155,7 +176,13 @@ class PullWorkers:
         except StoreUnavailableError:
             return None
 
-    async def beat(self, worker_id: str, agent_id: str, running: dict[str, int]) -> Orders:
+    async def beat(
+        self,
+        worker_id: str,
+        agent_id: str,
+        running: dict[str, int],
+        reports: dict[str, ProgressReport] | None = None,
+    ) -> Orders:
         """Renew the lease of a worker, and say what it is to stop; nothing is handed out."""
         return await self._visit(
             Visit(
@@ -166,6 +193,8 @@ class PullWorkers:
                 lease_seconds=self.lease_seconds,
                 takes=False,
                 node_id=self._node_id(),
+                is_patient=True,
+                reports=reports or {},
             )
         )
 
@@ -216,24 +245,30 @@ class PullWorkers:
     async def _wait(self, visit: Visit, waiter: _Waiter, wait_seconds: float) -> Orders:
         clock = asyncio.get_running_loop().time
         longest = min(MAX_WAIT_SECONDS, self.lease_seconds * WAITED_OF_LEASE)
-        ends_at = clock() + min(wait_seconds, longest)
+        visited_at = began_at = clock()
+        ends_at = began_at + min(wait_seconds, longest)
         orders = await self._visit(visit)
         # Only a request says what a worker offers, and not one that has been waiting since.
-        visit = msgspec.structs.replace(visit, joins=False, capacity=None)
+        visit = msgspec.structs.replace(
+            visit, joins=False, capacity=None, is_patient=False, reports={}
+        )
         while not orders.tasks and not orders.cancelled and not waiter.is_over:
             left = ends_at - clock()
             if left <= 0:
                 break
+            # Nothing is asked meanwhile: whoever has something for it calls, and the lease lasts.
             try:
-                async with asyncio.timeout(min(left, self.lease_seconds / LOOKS_PER_LEASE)):
+                async with asyncio.timeout(left):
                     await waiter.is_called.wait()
             except TimeoutError:
-                pass
+                # It only renews the lease, so that the answer is true.
+                visit = msgspec.structs.replace(visit, is_patient=True)
             if waiter.is_over:
                 break
             waiter.is_called.clear()
+            visited_at = clock()
             orders = await self._visit(visit)
-        return orders
+        return msgspec.structs.replace(orders, waited_seconds=visited_at - began_at)
 
     async def _visit(self, visit: Visit) -> Orders:
         orders = await self._store.visit(visit)

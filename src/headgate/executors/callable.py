@@ -45,17 +45,25 @@ _UNREADABLE = f"result is no JSON that can be read again; nest it at most {MAX_D
 class CallableExecutor:
     """Calls the function of one target once for each task.
 
-    `setting` is what names the function, where that is no target of the configuration.
+    `setting` is what names the function, where that is no target of the configuration. Whatever
+    the function raises is shown to `on_raise`, on the thread of the function.
     """
 
     def __init__(
-        self, name: str, target: CallableTarget, *, prices: PriceList, setting: str | None = None
+        self,
+        name: str,
+        target: CallableTarget,
+        *,
+        prices: PriceList,
+        setting: str | None = None,
+        on_raise: Callable[[BaseException], None] = lambda _error: None,
     ) -> None:
         self._name = name
         self._setting = setting or f"targets.{name}.entry_point"
         self._module, self._attribute = _parsed(target.entry_point, self._setting)
         self._max_bytes = target.max_result_bytes
         self._prices = prices
+        self._on_raise = on_raise
         self._threads = asyncio.Semaphore(target.threads)
         self._function: Function = _not_open
         self._coroutine: CoroutineFunction | None = _not_open
@@ -80,12 +88,10 @@ class CallableExecutor:
             return await self._on_a_thread(partial(self._function, *arguments, **keywords))
         try:
             value = await self._coroutine(*arguments, **keywords)
-        except asyncio.CancelledError as error:
-            if _is_being_cancelled():
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _is_being_cancelled():
                 raise
-            return _raised(error)
-        except BaseException as error:  # noqa: BLE001
-            return _raised_or_closed(error)
+            return self._raised(error)
         return self._returned(value)
 
     async def _on_a_thread(self, function: Callable[[], object]) -> Outcome:
@@ -111,8 +117,16 @@ class CallableExecutor:
         try:
             value = function()
         except BaseException as error:  # noqa: BLE001
-            return _raised_or_closed(error)
+            return self._raised(error)
         return self._returned(value)
+
+    def _raised(self, error: BaseException) -> Failed:
+        """Return what the function raised as a failure: nothing that it raises ends the service."""
+        # Only the interpreter raises this one, when it lets go of a coroutine.
+        if isinstance(error, GeneratorExit):
+            raise error
+        self._on_raise(error)
+        return Failed(error=shortened(f"{type(error).__name__}: {error}"), is_transient=True)
 
     def _returned(self, value: object) -> Outcome:
         if value is None:
@@ -192,18 +206,6 @@ def _is_async(function: Function) -> bool:
 def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
-
-
-def _raised_or_closed(error: BaseException) -> Failed:
-    """Return what somebody else's function raised: none of it is a reason to end the service."""
-    # Only the interpreter raises this one, when it lets go of a coroutine.
-    if isinstance(error, GeneratorExit):
-        raise error
-    return _raised(error)
-
-
-def _raised(error: BaseException) -> Failed:
-    return Failed(error=shortened(f"{type(error).__name__}: {error}"), is_transient=True)
 
 
 def _plain_value(value: object) -> object:

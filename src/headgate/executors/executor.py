@@ -14,12 +14,21 @@ import errno
 import os
 import time
 from collections.abc import Callable, Container, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, Protocol, runtime_checkable
 
 import msgspec
+import structlog
 
 from headgate.core.lifecycle import Lost, Outcome
-from headgate.core.task import Submission, TaskRecord, slot_of, waits_since
+from headgate.core.task import (
+    AttemptReport,
+    ProgressReport,
+    Submission,
+    TaskRecord,
+    slot_of,
+    waits_since,
+)
 from headgate.core.text import (
     SLICE_BYTES,
     SLICE_SECONDS,
@@ -29,6 +38,8 @@ from headgate.core.text import (
     in_turns,
     json_steps,
 )
+
+log = structlog.get_logger("headgate.executors")
 
 
 class GatewayAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,10 +170,14 @@ class Executor(Protocol):
 
 
 class Room(msgspec.Struct, frozen=True, kw_only=True):
-    """How many more tasks a target could begin now; `why` says what it is short of."""
+    """How many more tasks a target could begin now; `why` says what it is short of.
+
+    `reports` has what its attempts have said of themselves since it was asked before.
+    """
 
     free: int
     why: str = ""
+    reports: tuple[AttemptReport, ...] = ()
 
 
 @runtime_checkable
@@ -174,6 +189,31 @@ class RemoteExecutor(Executor, Protocol):
 
     async def room(self) -> Room | None:
         """Say how many more tasks could begin now; None while that is not known."""
+
+
+# How far an attempt is, as the function says that does its work.
+#
+# Rule: a report is for people. It never fails the work, and nothing is decided by it.
+
+taking_reports: ContextVar[Callable[[ProgressReport], None] | None] = ContextVar(
+    "headgate_taking_reports", default=None
+)
+"""Takes what the attempt under way reports; whoever runs one sets it, in the attempt's context."""
+
+
+def report_progress(fraction: float | None = None, text: str = "") -> None:
+    """Say how far the task under way is: a fraction from 0 to 1, a short line, or both.
+
+    A later report replaces it. Outside of a task that Headgate runs this does nothing.
+    """
+    take = taking_reports.get()
+    if take is None:
+        return
+    try:
+        share = None if fraction is None else float(fraction)
+        take(ProgressReport(fraction=share, text=str(text)).bounded())
+    except Exception as error:  # noqa: BLE001  whatever it is, the work goes on
+        log.debug("a report of progress was not taken", problem=repr(error))
 
 
 # Results and errors in the form in which a task keeps them: JSON, and lines of bounded length.
@@ -254,7 +294,7 @@ _READERS: dict[str, Callable[[WorkOrder], object]] = {
     "tabId": lambda order: order.submission.tab_id,
     "ref": lambda order: order.submission.ref,
     "selector": lambda order: order.submission.selector,
-    "params": lambda order: _decoded(order.submission.params),
+    "params": lambda order: _decoded(order.submission.params) if order.submission.params else {},
     "input": lambda order: _decoded(order.submission.input),
     "labels": lambda order: dict(order.submission.labels),
     "deadline": lambda order: order.deadline,
@@ -264,7 +304,10 @@ _READERS: dict[str, Callable[[WorkOrder], object]] = {
 
 
 class OrderView(Mapping[str, Any]):
-    """One attempt at one task; `deadline` is in Unix seconds, and what was not given is None."""
+    """One attempt at one task; `deadline` is in Unix seconds.
+
+    `params` that were not given are empty, and anything else that was not given is None.
+    """
 
     __slots__ = ("_read", "work_order")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import msgspec
@@ -65,6 +65,7 @@ from headgate.providers.http_headers import (
     retry_after_seconds,
 )
 from headgate.providers.prices import PriceList
+from headgate.providers.provider import refuses_key
 from headgate.providers.requests import Kind, kind_of
 from headgate.providers.usage import usage_of, usage_steps
 
@@ -145,7 +146,13 @@ class HttpExecutor:
             content=self._content(order.submission),
             headers=self._headers_for(order),
             slot=order.slot if self._is_answered_by_provider(order) else None,
+            slot_key=self._slot_key(order),
         )
+
+    def _slot_key(self, order: WorkOrder) -> str:
+        if order.slot is None or not self._sends_key:
+            return ""
+        return self._environment.key_of(order.slot)
 
     def _is_answered_by_provider(self, order: WorkOrder) -> bool:
         """Tell whether the answer is that of a slot's provider, and says something of its quota.
@@ -445,7 +452,7 @@ def refused(
 class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request as it is sent; `priced_as` is the model whose price the response's usage has.
 
-    `slot` is the one whose provider answers it.
+    `slot` is the one whose provider answers it, and `slot_key` its key if that is sent.
     """
 
     method: str
@@ -454,6 +461,7 @@ class HttpRequest(msgspec.Struct, frozen=True, kw_only=True):
     content: bytes | None = None
     priced_as: str | None = None
     slot: str | None = None
+    slot_key: str = ""
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method!r})"
@@ -464,7 +472,8 @@ class RequestRunner:
 
     A failure before the request was sent cannot have been charged; after that, only the answer
     tells. Whoever answers on the path of a model API counts as a provider, whose 5xx cost nothing,
-    unless `books_failures` says that they do.
+    unless `books_failures` says that they do. With `names_host` an error says who could not be
+    reached; it is for runs whose reader has chosen the address, not for tenants of a service.
     """
 
     def __init__(
@@ -475,6 +484,7 @@ class RequestRunner:
         cleaned: Callable[[str], str],
         max_result_bytes: int,
         whom: str = EXECUTOR,
+        names_host: bool = False,
         books_failures: bool = False,
         observe_slot: ObserveSlot | None = None,
     ) -> None:
@@ -485,6 +495,7 @@ class RequestRunner:
         self._cleaned = cleaned
         self._max_bytes = max_result_bytes
         self._whom = whom
+        self._names_host = names_host
 
     async def send(self, request: HttpRequest, client: HttpClient) -> Outcome:
         """Send a request, and read what came of it."""
@@ -493,15 +504,17 @@ class RequestRunner:
         except NOT_SENT as error:
             if has_no_descriptor():
                 return not_begun()
-            return self.not_sent(f"the {self._whom} cannot be reached: {explained(error)}")
+            return self.not_sent(
+                f"{self._whom} cannot be reached{self._at(request)}: {explained(error)}"
+            )
         except NOT_SENDABLE as error:
             problem = f"the request cannot be sent: {explained(error)}"
             return self.not_sent(problem, is_transient=False)
         except httpx2.RequestError as error:
-            problem = f"the {self._whom} did not answer: {explained(error)}"
+            problem = f"{self._whom} did not answer: {explained(error)}"
             return Failed(error=self._line(problem), is_transient=True, is_cut=True)
         except ContentCodingError as error:
-            problem = f"the answer of the {self._whom} cannot be read: {error}"
+            problem = f"{self._whom} sent an answer that cannot be read: {error}"
             is_transient = error.is_damaged
             return Failed(error=self._line(problem), is_transient=is_transient, is_cut=True)
 
@@ -511,13 +524,15 @@ class RequestRunner:
 
     async def _sent(self, request: HttpRequest, client: HttpClient) -> Outcome:
         response = await client.send(request.method, request.url, request.headers, request.content)
+        text = ""
         try:
-            if self._observe_slot is not None and request.slot is not None:
-                told = (response.status_code, response.headers, self._clock())
-                self._observe_slot(request.slot, *told)
+            try:
+                if not response.is_success:
+                    text = await read_error_body(response)
+            finally:
+                self._observe(request, response, text)
             if response.is_success:
                 return await self._succeeded(response, request.priced_as)
-            text = await read_error_body(response)
             outcome = refused(
                 response.status_code,
                 response.headers,
@@ -533,6 +548,20 @@ class RequestRunner:
         finally:
             await response.aclose()
 
+    def _observe(self, request: HttpRequest, response: httpx2.Response, error: str) -> None:
+        """Show a slot what came back; only a model API says something of the key itself."""
+        if self._observe_slot is None or request.slot is None:
+            return
+        status, key = response.status_code, request.slot_key
+        is_refused = key and _is_model_api(request) and refuses_key(status, error.encode())
+        self._observe_slot(
+            request.slot,
+            status,
+            response.headers,
+            self._clock(),
+            refused_key=key if is_refused else "",
+        )
+
     async def _succeeded(self, response: httpx2.Response, priced_as: str | None) -> Outcome:
         body = await read_body(response, self._max_bytes)
         result = None if body is None else await in_slices(as_json_or_text(body))
@@ -541,6 +570,13 @@ class RequestRunner:
             return Failed(error=too_large(self._max_bytes), is_cut=True)
         usage = await in_slices(usage_steps(body, self._prices, priced_as=priced_as))
         return Succeeded(result=result, usage=usage)
+
+    def _at(self, request: HttpRequest) -> str:
+        """Name the server of a request, without what may be secret in the rest of the URL."""
+        if not self._names_host:
+            return ""
+        url = urlsplit(request.url)
+        return f" at {url.scheme}://{url.netloc.rpartition('@')[2]}"
 
     def _line(self, text: str) -> str:
         return shortened(self._cleaned(text))

@@ -25,6 +25,7 @@ import structlog
 
 from headgate.core.lifecycle import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
 from headgate.core.retries import Backoff
+from headgate.core.task import AttemptReport, ProgressReport
 from headgate.errors import InvalidSettingError
 from headgate.executors.executor import Room, WorkOrder, shortened, too_large
 from headgate.executors.targets import CallableTarget, CommandTarget, RayTarget
@@ -94,6 +95,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     work: str = ""
     options: dict[str, Any] = {}
     is_forced: bool = False
+    since: int = 0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -105,6 +107,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: str | None = None
     nodes: list[dict[str, dict[str, float]]] | None = None
     pending: dict[str, int] | None = None
+    reports: dict[str, ProgressReport] = {}
+    seen: int = 0
 
 
 class UnreachableError(Exception):
@@ -295,6 +299,7 @@ class RayExecutor:
         self._driver: RayDriver | None = None
         self._address = target.address
         self._left: set[str] = set()
+        self._seen = 0
 
     async def open(self) -> None:
         """Refuse to begin without the package; a cluster may be away."""
@@ -333,13 +338,16 @@ class RayExecutor:
     async def room(self) -> Room | None:
         """Say how many more tasks the nodes of the cluster have room for."""
         try:
-            answer = await self._ask("room")
+            answer = await self._ask("room", target=self._name, since=self._seen)
         except UnreachableError as error:
             return Room(free=0, why=self._unreachable(error))
         if answer.problem or answer.nodes is None:
             return None
         pending = (answer.pending or {}).get(self._name, 0)
-        return room_in(answer.nodes, self._needs, pending=pending)
+        room = room_in(answer.nodes, self._needs, pending=pending)
+        self._seen = answer.seen
+        reports = [_of_attempt(name, report) for name, report in answer.reports.items()]
+        return msgspec.structs.replace(room, reports=tuple(reports))
 
     async def _executed(self, order: WorkOrder, attempt: str) -> Outcome:
         if not order.is_resumed:
@@ -403,6 +411,11 @@ class RayExecutor:
 
     def _unreachable(self, error: UnreachableError) -> str:
         return f"Ray at {self._address} cannot be reached: {shortened(str(error))}"
+
+
+def _of_attempt(name: str, report: ProgressReport) -> AttemptReport:
+    task_id, _, attempt = name.rpartition(".")
+    return AttemptReport(task_id=task_id, attempt=int(attempt), report=report)
 
 
 def room_in(

@@ -16,6 +16,7 @@ import base64
 import os
 import pickle
 import sys
+import threading
 import time
 from contextlib import suppress
 from typing import Any, Literal
@@ -32,8 +33,9 @@ from headgate.core.lifecycle import (
     Outcome,
     timed_out,
 )
+from headgate.core.task import ProgressReport
 from headgate.executors.build import build_executor
-from headgate.executors.executor import shortened
+from headgate.executors.executor import shortened, taking_reports
 from headgate.executors.ray import Answer, Away, Question, Work, tell
 
 NAMESPACE = "headgate"
@@ -46,6 +48,8 @@ READ_SECONDS = 900.0
 HOLDER_SECONDS = 20.0
 REPLACE_SECONDS = 0.5
 """How long a question waits for a holder that answers, and how often a lost one is replaced."""
+REPORT_SECONDS = 1.0
+"""How often an attempt sends what it reports, at most."""
 ROOM_SECONDS = 4.0
 """How long the room is waited for: less than an engine does, which then goes by an older answer."""
 
@@ -57,6 +61,7 @@ def run_attempt(attempt_id: str, work: bytes, holder: Any) -> bytes:  # noqa: AN
     """Do the work of one attempt, as a node of the service would."""
     holder.begin.remote(attempt_id)
     try:
+        taking_reports.set(ReportSender(attempt_id, holder).take)
         return tell(asyncio.run(_execute(pickle.loads(work))))  # noqa: S301  from the service
     except (KeyboardInterrupt, asyncio.CancelledError):
         # A function that goes on in a thread must not outlive its attempt.
@@ -88,6 +93,37 @@ async def _execute(work: Work) -> Outcome:
         await executor.close()
 
 
+class ReportSender:
+    """Sends what an attempt reports to the holder, the latest of each second."""
+
+    def __init__(self, attempt_id: str, holder: Any) -> None:  # noqa: ANN401  a handle of Ray
+        self._attempt_id = attempt_id
+        self._holder = holder
+        self._lock = threading.Lock()
+        self._latest: ProgressReport | None = None
+        self._is_waiting = False
+
+    def take(self, report: ProgressReport) -> None:
+        """Send a report now, or when a second has passed since the last one was sent."""
+        with self._lock:
+            self._latest = report
+            if not self._is_waiting:
+                self._send()
+
+    def _send(self) -> None:
+        report, self._latest = self._latest, None
+        self._is_waiting = report is not None
+        if report is not None:
+            timer = threading.Timer(REPORT_SECONDS, self._send_later)
+            timer.daemon = True
+            timer.start()
+            self._holder.report.remote(self._attempt_id, report)
+
+    def _send_later(self) -> None:
+        with self._lock:
+            self._send()
+
+
 # The holder.
 
 State = Literal["pending", "running", "done"]
@@ -103,6 +139,8 @@ class _Held:
         self.work: Any = None
         self.outcome: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self.forget_at = float("inf")
+        self.report: ProgressReport | None = None
+        self.report_number = 0
 
 
 class Holder:
@@ -110,6 +148,8 @@ class Holder:
 
     def __init__(self) -> None:
         self._held: dict[str, _Held] = {}
+        # A holder that replaces a lost one begins beyond the numbers of that.
+        self._report_number = time.time_ns()
         self._waiting: set[asyncio.Task[None]] = set()
 
     async def start(
@@ -158,6 +198,24 @@ class Holder:
                 counts[held.target] = counts.get(held.target, 0) + 1
         return counts
 
+    async def report(self, attempt_id: str, report: ProgressReport) -> None:
+        """Keep the latest report of an attempt while it runs."""
+        held = self._held.get(attempt_id)
+        if held is not None and held.state != "done":
+            self._report_number += 1
+            held.report, held.report_number = report, self._report_number
+
+    async def reports(self, target: str, since: int) -> tuple[dict[str, ProgressReport], int]:
+        """Return what attempts at a target have reported since a number, and the latest number."""
+        if since > self._report_number:
+            since = 0
+        new = {
+            name: held.report
+            for name, held in self._held.items()
+            if held.report is not None and held.report_number > since and held.target == target
+        }
+        return new, self._report_number
+
     def _known(self, attempt_id: str) -> _Held:
         """Return an attempt. One that is not known is given up: its start may still be on the way.
 
@@ -177,7 +235,7 @@ class Holder:
             outcome = await held.work
         except Exception as error:  # noqa: BLE001  Ray raises what the work raised
             outcome = tell(self._judged(held, error))
-        held.state = "done"
+        held.state, held.report = "done", None
         held.forget_at = time.monotonic() + UNREAD_SECONDS
         held.outcome.set_result(outcome)
 
@@ -271,8 +329,10 @@ class Driver:
                 return Answer(id=question.id)
             case "room":
                 pending = await holder.pending.remote()
+                reports, seen = await holder.reports.remote(question.target, question.since)
                 nodes = await asyncio.to_thread(room_of_nodes)
-                return Answer(id=question.id, nodes=nodes, pending=pending)
+                found = {"nodes": nodes, "pending": pending, "reports": reports, "seen": seen}
+                return Answer(id=question.id, **found)
 
     async def _answering_holder(self, seconds: float) -> Any:  # noqa: ANN401  a handle of Ray
         """Return a holder that has just answered; one that was lost with its node is replaced.

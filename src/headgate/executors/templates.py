@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
+from typing import Protocol
 from urllib.parse import quote
 
 import msgspec
@@ -34,11 +35,24 @@ MAX_KEYS = 1_000
 SlotKeys = Callable[[str], str]
 """Reads the key of a slot by its name, or raises `InvalidSettingError`."""
 
-ObserveSlot = Callable[[str, int, Mapping[str, str], float], None]
-"""Learns from a response that was got with the key of a slot: its name, status, headers, and now.
 
-It returns at once and raises nothing.
-"""
+class ObserveSlot(Protocol):
+    """Learns from a response that was got with the key of a slot, and what it says of the key.
+
+    It returns at once and raises nothing.
+    """
+
+    def __call__(
+        self,
+        name: str,
+        status: int,
+        headers: Mapping[str, str],
+        now: float,
+        /,
+        *,
+        refused_key: str = "",
+    ) -> None:
+        """Learn from a response; `refused_key` is the key, if that is what was refused."""
 
 
 def no_slot_keys(slot: str) -> str:

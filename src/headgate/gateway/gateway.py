@@ -54,6 +54,7 @@ from headgate.core.lifecycle import Failed, Limited
 from headgate.core.money import plain_usd
 from headgate.core.task import read_traceparent
 from headgate.core.task_money import TASK_TOKEN_PREFIX
+from headgate.core.text import did_you_mean
 from headgate.engine.call_registry import (
     CallDraft,
     CallEnd,
@@ -84,7 +85,6 @@ from headgate.gateway.identity import (
 from headgate.gateway.protocols import (
     CODEX,
     EVENT_STREAM,
-    KEY_STATUSES,
     Failure,
     ListedModel,
     Protocol,
@@ -94,7 +94,6 @@ from headgate.gateway.protocols import (
     failure_of,
     models_body,
     protocol_of,
-    refuses_key,
     returned_headers,
     upstream_headers,
     upstream_query,
@@ -147,6 +146,7 @@ from headgate.providers.prices import (
     nearest_model,
     price_advice,
 )
+from headgate.providers.provider import KEY_STATUSES, refuses_key
 from headgate.providers.requests import (
     MAX_VALUES,
     ModelCall,
@@ -1106,7 +1106,7 @@ class Gateway:
             for scope in charged_by(asked.who.scopes):
                 if await self._api.tracker.get_budget(scope) is not None:
                     near = nearest_model(name)
-                    meant = f"did you mean '{near}'? Otherwise " if near else ""
+                    meant = f"{did_you_mean(near)} Otherwise " if near else ""
                     line = (
                         f"model '{name}' has no known price, and budget '{scope or '(root)'}' is"
                         f" in dollars; {meant}{price_advice(name)}"
@@ -1196,6 +1196,9 @@ class Gateway:
             asked.client.read_again(await asked.body.read())
             events = -1 if asked.client.relay is None else asked.client.relay.events
             raise _HandedOver(Place(live.id, live.record.created_at, events)) from None
+        except StoreError as error:
+            self._lose(asked, live, api_error_of(error).body.error)
+            raise
         except asyncio.CancelledError:
             self._lose(asked, live, "the service stopped")
             raise
@@ -1656,23 +1659,12 @@ class Gateway:
     async def _refuse_key(
         self, upstream: Upstream, slot: str | None, status: int, credentials: Credentials
     ) -> None:
-        """Disable the slot of a key that its provider refuses, and have the operator know.
-
-        A key that was replaced while the call was under way says nothing about the new one.
-        """
-        place = self._upstreams.key_place(upstream, slot)
+        """Disable the slot of a key that its provider refuses, or have the operator know."""
         if slot is None or slot not in upstream.settings.slots:
+            place = self._upstreams.key_place(upstream, slot)
             log.error("a key was refused", upstream=upstream.name, key=place, status=status)
             return
-        if self._upstreams.credentials(upstream, slot, "", is_bearer=False) != credentials:
-            return
-        try:
-            await self._api.slots.refuse_key(slot, status, place)
-        except HeadgateError as error:
-            log.error(
-                "a key was refused, and its slot could not be disabled",
-                slot=slot, key=place, status=status, why=str(error),
-            )  # fmt: skip
+        await self._api.slots.refuse_key(slot, status, credentials.key)
 
     def _not_allowed(
         self,
@@ -2081,10 +2073,14 @@ class Gateway:
                 if not set(name) & set("*?["):
                     found.setdefault(name, ListedModel(name, upstream.name))
         keys = sender.keys
-        is_bearer = keys.scheme == "bearer"
         lists = await asyncio.gather(
             *(
-                self._upstreams.models_of(one, keys.provider_key, is_bearer=is_bearer)
+                self._upstreams.models_of(
+                    one,
+                    keys.provider_key,
+                    is_bearer=keys.scheme == "bearer",
+                    slots=self._open_first(one, sender.identity.project_id),
+                )
                 for one in speaking
             )
         )
@@ -2094,6 +2090,12 @@ class Gateway:
         if not found and all(names is None for names in lists):
             raise self._no_models(kind, speaking, keys)
         return list(found.values())
+
+    def _open_first(self, upstream: Upstream, project_id: str) -> list[str]:
+        """Return the slots of an upstream in their order, those that are closed last."""
+        slots = upstream.settings.slots
+        known = self._calls.open_slots(self._upstreams.route(upstream, OTHER, ""), project_id)
+        return sorted(slots, key=lambda one: known is not None and one not in known)
 
     def _no_models(self, kind: str, speaking: list[Upstream], keys: ClientKeys) -> _Refusal:
         """Say why nothing can be listed: an empty list would say that there are no models."""

@@ -21,6 +21,7 @@ import msgspec
 
 from headgate.core.enums import FastEnum
 from headgate.providers.http_headers import SECRET_NAME
+from headgate.providers.provider import error_in
 from headgate.providers.usage import (
     EventRewriter,
     EventStreamReader,
@@ -186,19 +187,6 @@ def _error_fields(
     return {"error": error}
 
 
-class _UpstreamError(msgspec.Struct):
-    message: object = None
-    type: object = None
-    code: object = None
-
-
-class _UpstreamErrorBody(msgspec.Struct):
-    error: _UpstreamError | None = None
-
-
-_upstream_errors = msgspec.json.Decoder(_UpstreamErrorBody)
-
-
 _BY_STATUS = {
     400: Failure.BAD_REQUEST,
     401: Failure.UNAUTHORIZED,
@@ -216,57 +204,7 @@ _BY_STATUS = {
 def failure_of(status: int, body: bytes) -> tuple[Failure, str]:
     """Return what a provider's error is to a client, and its message."""
     failure = _BY_STATUS.get(status, Failure.UPSTREAM_FAILED)
-    said = _said(_upstream_error(body))
-    return failure, said or f"the provider answered with status {status}"
-
-
-def _upstream_error(body: bytes) -> _UpstreamError:
-    try:
-        return _upstream_errors.decode(body).error or _UpstreamError()
-    except _UNREADABLE:
-        return _UpstreamError()
-
-
-def _said(error: _UpstreamError) -> str:
-    return error.message if isinstance(error.message, str) else ""
-
-
-_UNAUTHORIZED, _FORBIDDEN = 401, 403
-KEY_STATUSES = (_UNAUTHORIZED, _FORBIDDEN)
-"""The answers that may be about the key of a call."""
-
-_KEY_CODES = frozenset(
-    (
-        *("account_deactivated", "account_disabled", "authentication_error", "invalid_api_key"),
-        *("key_disabled", "key_revoked", "token_expired", "token_revoked"),
-        *("1000", "1001", "1002", "1003", "1004", "1110", "1111", "1112"),
-    )
-)
-"""What providers call a key or an account that they refuse; the numbers are those of z.ai."""
-
-_KEY_SAID = re.compile(
-    r"(?:(?:your|this|the|provided|oauth|access|api)\s+)*(?:key|token|account|organization)\b"
-    r"(?!.*\bmodels?\b).{0,40}?\b(?:revoked|disabled|deactivated|suspended|banned|expired|invalid)\b",
-    re.IGNORECASE | re.DOTALL,
-)
-_OTHER_CODES = frozenset(("mismatched_organization", "insufficient_permissions"))
-_OTHER_SAID = re.compile(r"insufficient permissions|missing scopes", re.IGNORECASE)
-
-
-def refuses_key(status: int, body: bytes) -> bool:
-    """Tell whether an answer refuses the key or its account, whatever is asked with it.
-
-    A 401 does, unless it says that the key lacks a permission. A 403 is about the model, the
-    content or the country, unless its code or the beginning of its message says otherwise: what
-    comes later in a message may be the words of the client.
-    """
-    error = _upstream_error(body)
-    codes = {str(one) for one in (error.code, error.type) if isinstance(one, str | int)}
-    if status == _UNAUTHORIZED:
-        return codes.isdisjoint(_OTHER_CODES) and not _OTHER_SAID.search(_said(error))
-    if status != _FORBIDDEN:
-        return False
-    return not codes.isdisjoint(_KEY_CODES) or _KEY_SAID.match(_said(error)) is not None
+    return failure, error_in(body).said or f"the provider answered with status {status}"
 
 
 # The list of models, in both shapes.

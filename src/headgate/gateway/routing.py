@@ -16,7 +16,7 @@ import hmac
 import re
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
 from math import inf
@@ -123,6 +123,11 @@ class Credentials(NamedTuple):
             if hidden is not plain:
                 return hidden
         return body
+
+    @property
+    def key(self) -> str:
+        """The key itself."""
+        return self.header[1].removeprefix(b"Bearer ").decode("latin-1")
 
     def _hidden(self, body: bytes) -> bytes:
         key = self.header[1].removeprefix(b"Bearer ")
@@ -432,39 +437,52 @@ class Upstreams:
     # What upstreams list.
 
     async def models_of(
-        self, upstream: Upstream, client_key: str, *, is_bearer: bool
+        self,
+        upstream: Upstream,
+        client_key: str,
+        *,
+        is_bearer: bool,
+        slots: Iterable[str] = (),
     ) -> Sequence[str] | None:
         """Return the models that an upstream says it has, as of the last minute.
 
-        None if there is no key to ask with, or it does not say. Only an upstream with a key of its
-        own is remembered: another key may see other models.
+        One slot after the other is asked for, until the upstream answers its key. None if there is
+        no key to ask with, or it does not say. Only an upstream with a key of its own is
+        remembered: another key may see other models.
         """
         now = asyncio.get_running_loop().time()
         listed = upstream.listed
         if listed is not None and listed[0] > now:
             return listed[1]
-        slot = next(iter(upstream.settings.slots), None)
-        credentials = self.credentials(upstream, slot, client_key, is_bearer=is_bearer)
-        if credentials is None:
-            return None
         names: tuple[str, ...] | None = None
-        headers = [credentials.header, *upstream.headers, (b"accept-encoding", b"identity")]
+        was_asked = False
+        try:
+            async with asyncio.timeout(MODELS_SECONDS):
+                for slot in (*slots,) or (None,):
+                    key = self.credentials(upstream, slot, client_key, is_bearer=is_bearer)
+                    if key is not None and names is None:
+                        was_asked = True
+                        names = await self._listed_to(upstream, key)
+        except TimeoutError:
+            why = f"no answer within {MODELS_SECONDS:g} s"
+            log.info("an upstream did not list its models", upstream=upstream.name, why=why)
+        if was_asked and self.has_key(upstream):
+            upstream.listed = (now + MODELS_KEPT_SECONDS, names)
+        return names
+
+    async def _listed_to(self, upstream: Upstream, key: Credentials) -> tuple[str, ...] | None:
+        headers = [key.header, *upstream.headers, (b"accept-encoding", b"identity")]
         path = "/models"
         if upstream.kind == "anthropic":
             headers.append((b"anthropic-version", b"2023-06-01"))
             path = "/models?limit=1000"
         try:
-            async with asyncio.timeout(MODELS_SECONDS):
-                response = await upstream.pool.send("GET", path, headers, b"")
-                with closing(response):
-                    body = await response.read_all(MAX_MODELS_BYTES)
-                    if response.status == _OK:
-                        names = _model_names(credentials.hidden_in(body))
-        except (UpstreamError, TimeoutError) as error:
+            with closing(await upstream.pool.send("GET", path, headers, b"")) as response:
+                body = await response.read_all(MAX_MODELS_BYTES)
+                return _model_names(key.hidden_in(body)) if response.status == _OK else None
+        except UpstreamError as error:
             log.info("an upstream did not list its models", upstream=upstream.name, why=str(error))
-        if self.has_key(upstream):
-            upstream.listed = (now + MODELS_KEPT_SECONDS, names)
-        return names
+            return None
 
     # What answers say.
 

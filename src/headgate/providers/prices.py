@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
-from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
 from math import inf
@@ -31,6 +30,7 @@ from headgate.core.money import (
     to_micro_usd,
     to_tokens,
 )
+from headgate.core.text import VERY_NEAR, did_you_mean, nearest
 from headgate.errors import CallerError, InvalidAmountError
 
 if TYPE_CHECKING:
@@ -52,9 +52,6 @@ _WILDCARD = re.compile(r"[*?\[]")
 _USUAL = ("openai", "anthropic", "google")
 """The providers whose models need not be named with them, and are suggested."""
 
-_NEAR = 0.8
-"""How like a name must be to be suggested: a misspelling is, another model of the family is not."""
-
 
 class UnknownPriceError(CallerError):
     """Nobody said what a model costs, so a call to it cannot be reserved."""
@@ -69,7 +66,7 @@ class UnknownPriceError(CallerError):
         """Return the line for somebody who can follow this advice, after the nearest model."""
         meant = nearest_model(self.model)
         line = f"model {self.model[:MAX_MODEL_LENGTH]!r} {self.problem}"
-        return f"{line}; did you mean {meant}? Otherwise {advice}" if meant else f"{line}; {advice}"
+        return f"{line}; {did_you_mean(meant)} Otherwise {advice}" if meant else f"{line}; {advice}"
 
 
 def nearest_model(model: str) -> str:
@@ -85,7 +82,7 @@ def _nearest(name: str) -> str:
     names = _usual_models()
     if name in names:
         return ""
-    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=_NEAR)), "")
+    return nearest(name, names, cutoff=VERY_NEAR)
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ connection, a time that ran out or a response that makes no sense. Each request 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -122,3 +123,72 @@ def _built(provider_name: str, endpoint: ProviderEndpoint, clock: Callable[[], f
         return quota_apis.HttpJsonProvider(endpoint, clock=clock)
     dialect = quota_apis.ANTHROPIC if provider_name == ANTHROPIC else quota_apis.OPENAI
     return quota_apis.HeaderQuotaProvider(dialect, endpoint, clock=clock)
+
+
+# What an error says of the key that it was got with.
+
+
+class ProviderError(msgspec.Struct):
+    """The error in an answer of a model API; each part may be anything."""
+
+    message: object = None
+    type: object = None
+    code: object = None
+
+    @property
+    def said(self) -> str:
+        """The message, if there is one."""
+        return self.message if isinstance(self.message, str) else ""
+
+
+class _ErrorBody(msgspec.Struct):
+    error: ProviderError | None = None
+
+
+_errors = msgspec.json.Decoder(_ErrorBody)
+
+
+def error_in(body: bytes) -> ProviderError:
+    """Return the error in an answer; an empty one if that is unreadable."""
+    try:
+        return _errors.decode(body).error or ProviderError()
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ProviderError()
+
+
+_UNAUTHORIZED, _FORBIDDEN = 401, 403
+KEY_STATUSES = (_UNAUTHORIZED, _FORBIDDEN)
+"""The answers that may be about the key of a call."""
+
+_KEY_CODES = frozenset(
+    (
+        *("account_deactivated", "account_disabled", "authentication_error", "invalid_api_key"),
+        *("key_disabled", "key_revoked", "token_expired", "token_revoked"),
+        *("1000", "1001", "1002", "1003", "1004", "1110", "1111", "1112"),
+    )
+)
+"""What providers call a key or an account that they refuse; the numbers are those of z.ai."""
+
+_KEY_SAID = re.compile(
+    r"(?:(?:your|this|the|provided|oauth|access|api)\s+)*(?:key|token|account|organization)\b"
+    r"(?!.*\bmodels?\b).{0,40}?\b(?:revoked|disabled|deactivated|suspended|banned|expired|invalid)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_OTHER_CODES = frozenset(("mismatched_organization", "insufficient_permissions"))
+_OTHER_SAID = re.compile(r"insufficient permissions|missing scopes", re.IGNORECASE)
+
+
+def refuses_key(status: int, body: bytes) -> bool:
+    """Tell whether an answer refuses the key or its account, whatever is asked with it.
+
+    A 401 does, unless it says that the key lacks a permission. A 403 is about the model, the
+    content or the country, unless its code or the beginning of its message says otherwise: what
+    comes later in a message may be the words of the client.
+    """
+    error = error_in(body)
+    codes = {str(one) for one in (error.code, error.type) if isinstance(one, str | int)}
+    if status == _UNAUTHORIZED:
+        return codes.isdisjoint(_OTHER_CODES) and not _OTHER_SAID.search(error.said)
+    if status != _FORBIDDEN:
+        return False
+    return not codes.isdisjoint(_KEY_CODES) or _KEY_SAID.match(error.said) is not None

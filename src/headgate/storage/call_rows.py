@@ -4,6 +4,8 @@ A call is no task: nothing is written while it waits. One that runs for longer t
 noted with others in a transaction of its own, so that a crash leaves a row of it: ended, with an
 outcome that nobody knows. Its row and its usage have what was held for it, as assumed; the ledger
 books that when the lease of the money ends. If the call ends after all, its real end replaces both.
+Where several nodes run, the place that is kept for a client to come back is noted as well, for the
+node that dispatches next.
 
 The end of a call is one transaction: what was
 held for it is settled, its row is inserted, and its usage is added to the rows that reports and
@@ -24,6 +26,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -77,10 +80,17 @@ CREATE TABLE running_calls (
 
 _NODE_OF_RUNNING = "ALTER TABLE running_calls ADD COLUMN node_id TEXT NOT NULL DEFAULT ''"
 
+_KEPT_PLACES = (
+    "ALTER TABLE running_calls ADD COLUMN identity TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE running_calls ADD COLUMN kept_until DOUBLE PRECISION NOT NULL DEFAULT 0",
+)
+"""A call with an identity does not run: its place is kept for its client."""
+
 MIGRATIONS = (
     first_migration(_TABLES),
     msgspec.structs.replace(first_migration(_RUNNING_TABLE), number=2),
     Migration(number=3, sqlite=(_NODE_OF_RUNNING,), postgres=(_NODE_OF_RUNNING,)),
+    Migration(number=4, sqlite=_KEPT_PLACES, postgres=_KEPT_PLACES),
 )
 
 _ROWS = Insert(
@@ -105,9 +115,11 @@ _RUNNING = Insert(
         ("seen_at", "DOUBLE PRECISION"),
         ("record", "TEXT"),
         ("node_id", "TEXT"),
+        ("identity", "TEXT"),
+        ("kept_until", "DOUBLE PRECISION"),
     ),
     key=("id",),
-    updated=("seen_at", "node_id"),
+    updated=("seen_at", "record", "node_id", "identity", "kept_until"),
 )
 
 MAX_LOST = 1_000
@@ -330,8 +342,40 @@ def correct(
 def note_running(transaction: Transaction, now: float, *, packed: bytes, node_id: str) -> None:
     """Note calls that run at a node, or that they still do."""
     records = [cleaned(one) for one in _unpack_records.decode(packed)]
-    rows = [(one.id, now, _encoder.encode(one).decode(), node_id) for one in records]
+    rows = [(one.id, now, _encoder.encode(one).decode(), node_id, "", 0.0) for one in records]
     transaction.insert_all([(_RUNNING, rows)])
+
+
+class KeptPlace(NamedTuple):
+    """The place of a call that waits for its client to come back, until a time.
+
+    `identity` is what the call and its retry have in common.
+    """
+
+    identity: str
+    until: float
+    record: CallRecord
+
+
+def note_places(transaction: Transaction, now: float, *, packed: bytes, node_id: str) -> None:
+    """Note places that a node keeps."""
+    rows = [
+        (one.id, now, _encoder.encode(cleaned(one)).decode(), node_id, identity, until)
+        for identity, until, one in _unpack_places.decode(packed)
+    ]
+    transaction.insert_all([(_RUNNING, rows)])
+
+
+def places_elsewhere(transaction: Transaction, *, node_id: str) -> tuple[KeptPlace, ...]:
+    """Return the places that were noted, but for those of one node; theirs may be gone."""
+    rows = transaction.read(_PLACES_ELSEWHERE, (node_id, MAX_ELSEWHERE))
+    return tuple(KeptPlace(row[0], row[1], _records.decode(row[2])) for row in rows)
+
+
+_PLACES_ELSEWHERE = (
+    "SELECT identity, kept_until, record FROM running_calls"
+    " WHERE identity <> '' AND node_id <> ? ORDER BY id LIMIT ?"
+)
 
 
 def forget_running(transaction: Transaction, _now: float, *, ids: Sequence[str]) -> None:
@@ -350,7 +394,7 @@ def running_elsewhere(
 
 _RUNNING_ELSEWHERE = (
     "SELECT record FROM running_calls JOIN nodes ON nodes.id = running_calls.node_id"
-    " WHERE running_calls.node_id <> ? AND lease_until > ? AND seen_at > ?"
+    " WHERE identity = '' AND running_calls.node_id <> ? AND lease_until > ? AND seen_at > ?"
     " ORDER BY running_calls.id LIMIT ?"
 )
 
@@ -367,16 +411,16 @@ class LostQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     def texts(self, transaction: Transaction, now: float) -> dict[str, str]:
         """Return the records of lost calls by their id, as they were noted."""
-        sql, values = _UNSEEN, [self.seen_before]
+        which, values = "seen_at < ?", [self.seen_before]
         if self.with_dead_nodes:
-            sql, values = f"{_UNSEEN} OR {_NODE_IS_DEAD}", [self.seen_before, now]
+            which, values = f"({which} OR {_NODE_IS_DEAD})", [self.seen_before, now]
         rows = transaction.read(
-            f"{sql} ORDER BY id LIMIT ?", (*values, MAX_LOST + len(self.without))
+            f"{_RUNS} AND {which} ORDER BY id LIMIT ?", (*values, MAX_LOST + len(self.without))
         )
         return {row[0]: row[1] for row in rows if row[0] not in self.without}
 
 
-_UNSEEN = "SELECT id, record FROM running_calls WHERE seen_at < ?"
+_RUNS = "SELECT id, record FROM running_calls WHERE identity = ''"
 _NODE_IS_DEAD = (
     "NOT EXISTS (SELECT 1 FROM nodes WHERE nodes.id = running_calls.node_id AND lease_until > ?)"
 )
@@ -418,6 +462,7 @@ _FORGET_RUNNING = Lookup(
     one="DELETE FROM running_calls WHERE id = ?",
 )
 _unpack_records = msgspec.msgpack.Decoder(list[CallRecord])
+_unpack_places = msgspec.msgpack.Decoder(list[KeptPlace])
 
 
 def _known(transaction: Transaction, now: float, ids: Sequence[str]) -> set[str]:
@@ -875,6 +920,15 @@ class CallStore:
     async def forget_running(self, ids: Sequence[str]) -> None:
         """Forget that calls run: they wait again, or have gone."""
         await self._access.run(partial(forget_running, ids=ids))
+
+    async def note_places(self, places: Sequence[KeptPlace], *, node_id: str) -> None:
+        """Note places that a node keeps; `forget_running` and the end of a call take them out."""
+        packed = _pack.encode(places)
+        await self._access.run(partial(note_places, packed=packed, node_id=node_id))
+
+    async def places_elsewhere(self, node_id: str) -> tuple[KeptPlace, ...]:
+        """Return the places that were noted, but for those of one node."""
+        return await self._access.ask(partial(places_elsewhere, node_id=node_id))
 
     async def running_elsewhere(self, node_id: str, *, seen_after: float) -> tuple[CallRecord, ...]:
         """Return the calls that run at other nodes which are alive, as far as they were noted."""

@@ -71,6 +71,11 @@ class DirectoryLock:
         """The open files that hold the directory."""
         return (self._file,) if self._directory is None else (self._file, self._directory)
 
+    def tell(self, address: str) -> None:
+        """Say where the service is, once it is known: a port may be chosen by the system."""
+        self._address = address
+        _write(self._file, Holder(os.getpid(), address))
+
     def restore(self) -> bool:
         """Hold the directory anew if it or its lock file was deleted or replaced; tell whether so.
 
@@ -127,6 +132,11 @@ class StoreLock:
         """The open files that hold the directories."""
         return tuple(one for lock in self._locks for one in lock.descriptors)
 
+    def tell(self, address: str) -> None:
+        """Say in each directory where the service is."""
+        for lock in self._locks:
+            lock.tell(address)
+
     def restore(self) -> bool:
         """Hold anew what was deleted or replaced, and tell whether anything was."""
         restored = [lock.restore() for lock in self._locks]
@@ -165,6 +175,19 @@ def announce(path: Path, *, address: str) -> Iterator[None]:
         yield
     finally:
         _close(file)
+
+
+def tell_address(path: Path, address: str) -> None:
+    """Say where the service is that has announced itself in a directory, if this process has."""
+    file = path / ADDRESS_NAME
+    if _read_file(file).pid != os.getpid():
+        return
+    with suppress(OSError):
+        descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _write(descriptor, Holder(os.getpid(), address))
+        finally:
+            os.close(descriptor)
 
 
 def store_folders(file: Path) -> tuple[Path, ...]:

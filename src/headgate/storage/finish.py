@@ -276,6 +276,7 @@ def requeue(work: UnitOfWork, row: TaskRow, step: TryAgain, booked: Booked) -> N
         rate_limit_hits=step.rate_limit_hits,
         not_before=step.not_before,
         node_id=None,
+        report=None,
         attempts=with_latest(row.progress.attempts, note),
     )
     row.agent_id = row.spec.task.agent_id
@@ -332,7 +333,7 @@ def _hand_on(work: UnitOfWork, parent: TaskRow, child: TaskRow) -> bool:
 def _end(work: UnitOfWork, row: TaskRow, end: Finish) -> None:
     _move(work, row, end.status)
     row.progress = msgspec.structs.replace(
-        row.progress, not_before=None, node_id=None, completed_at=work.now
+        row.progress, not_before=None, node_id=None, report=None, completed_at=work.now
     )
     row.error = _storable(end.error)
     work.end(row)

@@ -42,7 +42,6 @@ from headgate.core.budgets.reservations import (
     Delta,
     Reservation,
     ReservationState,
-    weight_of,
 )
 from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, ROOT, Scope
 from headgate.core.budgets.windows import KEPT_BUCKETS, format_window, live_from, parse_window
@@ -900,11 +899,6 @@ _CHECKPOINT = Insert(
     key=("scope", "bucket_start"),
     updated=AMOUNTS,
 )
-_CHARGED_AT_ONCE = 500
-# They all exist, so nothing is inserted: the key of each row leads to it whatever the plan.
-_CHARGED = Insert(
-    table="ledger_reservations", columns=_RESERVATION_COLUMNS, key=("id",), updated=("charges",)
-)
 
 _TRANSACTION_TIMEOUT = "transaction_timeout"
 _PATIENT = {_TRANSACTION_TIMEOUT: "30s", "idle_in_transaction_session_timeout": "30s"}
@@ -941,11 +935,17 @@ def _move_amounts(
     starts = [*change.starts, 2**60]
     buckets = json_rows(list(pairwise(starts)))
     asked = (buckets, change.earliest, mark, mark, scope)
+    forgotten_of = (change.current, mark, scope, change.current)
     with _set_locally(transaction, _WHOLE_TABLES):
         moves = transaction.read(_moves_sql(dialect), asked)
-        transaction.write(_relabel_sql(dialect), (mark, mark, *asked))
+        forgotten = transaction.read(_forgotten_sums_sql(dialect), forgotten_of)
         corrections = transaction.read(_corrections_sql(dialect), (change.earliest, mark))
-        reservations = transaction.read(_open_sql(dialect), (mark,))
+        for table, key, placed, given in (
+            ("ledger_reservations", "id", _placed_reservations_sql(dialect), asked),
+            ("ledger_reservations", "id", _forgotten_sql(dialect), forgotten_of),
+            ("ledger_journal", "seq", _placed_entries_sql(dialect), asked),
+        ):
+            transaction.write(_relabel_sql(table, key, placed), (mark, mark, *given))
     state = LedgerState(zone)
     for start, *amounts in transaction.read(_BALANCES_OF, (scope,)):
         state.load_balance(scope, start, to_balance(tuple(amounts)))
@@ -953,7 +953,7 @@ def _move_amounts(
         state.move(scope, start, to, to_delta(tuple(amounts)))
     _move_corrections(transaction, state, change, corrections)
     folded = {row[0]: to_balance(row[1:]) for row in transaction.read(_CHECKPOINT_OF, (scope,))}
-    _move_reservations(transaction, state, change, reservations, folded, now)
+    _move_forgotten(transaction, state, change, forgotten, folded)
     # The lock of the ledger is the row of the root's bucket 0, so it stays.
     drop_emptied(transaction, state)
     transaction.insert_all(changed_rows(state, now))
@@ -1004,83 +1004,110 @@ def _move_corrections(
             transaction.write("UPDATE ledger_journal SET charges = ? WHERE seq = ?", (text, row[0]))
 
 
-def _move_reservations(
+def _move_forgotten(
     transaction: Transaction,
     state: LedgerState,
     change: WindowChange,
     rows: Iterable[Row],
     folded: dict[int, Balance],
-    now: float,
 ) -> None:
-    """Move what may still be settled; of what is held, also what the journal has forgotten."""
-    scope = change.scope
+    """Move what is held and was reserved before the journal begins: it counts as reserved now."""
     is_folded = False
-    charged: list[Row] = []
-    for *columns, reserved_at in rows:
-        reservation = to_reservation(tuple(columns))
-        start = change.bucket_in(reservation.charges)
-        is_forgotten = reserved_at is None and reservation.state in LIVE
-        to = change.current
-        if not is_forgotten:
-            to = -1 if reserved_at is None else change.bucket_at(reserved_at) or -1
-        if start is None or to < 0 or to == start:
-            continue
-        if is_forgotten:
-            held = weight_of(reservation)
-            state.move(scope, start, to, held)
-            folded[start] = folded.get(start, EMPTY).add(held.negated)
-            folded[to] = folded.get(to, EMPTY).add(held)
-            is_folded = True
-        charges = change.charges(reservation.charges, to)
-        charged.append(reservation_row(msgspec.structs.replace(reservation, charges=charges), now))
-    for first in range(0, len(charged), _CHARGED_AT_ONCE):
-        transaction.insert(_CHARGED, charged[first : first + _CHARGED_AT_ONCE])
-        # What is sent without waiting for it must fit into the buffers of the connection.
-        transaction.read(_HAS_AMOUNTS, (scope,))
+    for start, micro_usd, tokens in rows:
+        held = Delta(reserved_micro_usd=micro_usd, reserved_tokens=tokens)
+        state.move(change.scope, start, change.current, held)
+        folded[start] = folded.get(start, EMPTY).add(held.negated)
+        folded[change.current] = folded.get(change.current, EMPTY).add(held)
+        is_folded = True
     if is_folded:
-        rows = [(scope, start, *amounts_of(balance)) for start, balance in folded.items()]
-        transaction.insert(_CHECKPOINT, rows)
+        sums = [(change.scope, start, *amounts_of(one)) for start, one in folded.items()]
+        transaction.insert(_CHECKPOINT, sums)
 
 
 @cache
-def _placed_sql(dialect: Dialect) -> str:
-    """Return the entries of reservations of a scope with the buckets that they are to have."""
+def _placed_sql(dialect: Dialect, rows: str, columns: str) -> str:
+    """Return rows of reservations of a scope with the buckets that they are to have.
+
+    `rows` is the table with what joins it to the reservations that were made in the new window.
+    """
     position = _POSITION[dialect]
     given = dialect.given({"bucket_start": "BIGINT", "until": "BIGINT"})
-    amounts = ", ".join(f"entry.{name}" for name in AMOUNTS)
     return f"""
-        SELECT entry.seq, CAST(charge.value->>1 AS BIGINT) AS old_start,
-            given.bucket_start AS new_start, {amounts}
+        SELECT {columns}, CAST(charge.value->>1 AS BIGINT) AS old_start,
+            given.bucket_start AS new_start
         FROM {given}
         JOIN (
             SELECT reservation_id, MIN(at) AS at FROM ledger_journal
             WHERE call = 'reserve' AND at >= ? AND {position}(charges, ?) > 0
             GROUP BY reservation_id
         ) AS made ON made.at >= given.bucket_start AND made.at < given.until
-        JOIN ledger_journal AS entry ON entry.reservation_id = made.reservation_id
-            AND {position}(entry.charges, ?) > 0
+        JOIN {rows} AND {position}(entry.charges, ?) > 0
         CROSS JOIN {dialect.elements("entry.charges")} AS charge
         WHERE charge.value->>0 = ? AND CAST(charge.value->>1 AS BIGINT) <> given.bucket_start
+    """  # noqa: S608
+
+
+def _placed_entries_sql(dialect: Dialect) -> str:
+    amounts = ", ".join(f"entry.{name}" for name in AMOUNTS)
+    return _placed_sql(
+        dialect,
+        "ledger_journal AS entry ON entry.reservation_id = made.reservation_id",
+        f"entry.seq AS key, {amounts}",
+    )
+
+
+def _placed_reservations_sql(dialect: Dialect) -> str:
+    """Return what places the reservations that may still be settled."""
+    states = ", ".join(f"'{state}'" for state in _OPEN)
+    return _placed_sql(
+        dialect,
+        f"ledger_reservations AS entry ON entry.id = made.reservation_id"
+        f" AND entry.state IN ({states})",
+        "entry.id AS key",
+    )
+
+
+@cache
+def _forgotten_sql(dialect: Dialect) -> str:
+    """Return what is held in a scope and the journal has forgotten; it is to have one bucket."""
+    states = ", ".join(sorted(f"'{state.value}'" for state in LIVE))
+    return f"""
+        SELECT kept.id AS key, kept.micro_usd, kept.tokens,
+            CAST(charge.value->>1 AS BIGINT) AS old_start, CAST(? AS BIGINT) AS new_start
+        FROM ledger_reservations AS kept
+        LEFT JOIN (SELECT DISTINCT reservation_id FROM ledger_journal WHERE call = 'reserve')
+            AS made ON made.reservation_id = kept.id
+        CROSS JOIN {dialect.elements("kept.charges")} AS charge
+        WHERE made.reservation_id IS NULL AND kept.state IN ({states})
+            AND {_POSITION[dialect]}(kept.charges, ?) > 0
+            AND charge.value->>0 = ? AND CAST(charge.value->>1 AS BIGINT) <> ?
     """  # noqa: S608
 
 
 @cache
 def _moves_sql(dialect: Dialect) -> str:
     return f"""
-        SELECT old_start, new_start, {_SUMS} FROM ({_placed_sql(dialect)}) AS amounts
+        SELECT old_start, new_start, {_SUMS} FROM ({_placed_entries_sql(dialect)}) AS amounts
         GROUP BY old_start, new_start
     """  # noqa: S608
 
 
 @cache
-def _relabel_sql(dialect: Dialect) -> str:
+def _forgotten_sums_sql(dialect: Dialect) -> str:
+    return f"""
+        SELECT old_start, CAST(SUM(micro_usd) AS BIGINT), CAST(SUM(tokens) AS BIGINT)
+        FROM ({_forgotten_sql(dialect)}) AS amounts GROUP BY old_start
+    """  # noqa: S608
+
+
+def _relabel_sql(table: str, key: str, placed: str) -> str:
     """Return what writes the new buckets; the first two parameters are the mark of the scope."""
     return f"""
-        UPDATE ledger_journal SET charges = REPLACE(
-            ledger_journal.charges,
+        UPDATE {table} SET charges = REPLACE(
+            {table}.charges,
             CAST(? AS TEXT) || placed.old_start || ']', CAST(? AS TEXT) || placed.new_start || ']'
         )
-        FROM ({_placed_sql(dialect)}) AS placed WHERE placed.seq = ledger_journal.seq
+        FROM ({placed}) AS placed WHERE placed.key = {table}.{key}
     """  # noqa: S608
 
 
@@ -1099,20 +1126,6 @@ def _live_sql(dialect: Dialect) -> str:
     return f"""
         SELECT 1 FROM ledger_reservations
         WHERE finished_at IS NULL AND {position}(charges, ?) > 0 LIMIT 1
-    """  # noqa: S608
-
-
-@cache
-def _open_sql(dialect: Dialect) -> str:
-    columns = ", ".join(f"kept.{name}" for name in RESERVATION)
-    states = ", ".join(f"'{state}'" for state in _OPEN)
-    return f"""
-        SELECT {columns}, made.at FROM ledger_reservations AS kept
-        LEFT JOIN (
-            SELECT reservation_id, MIN(at) AS at FROM ledger_journal
-            WHERE call = 'reserve' GROUP BY reservation_id
-        ) AS made ON made.reservation_id = kept.id
-        WHERE kept.state IN ({states}) AND {_POSITION[dialect]}(kept.charges, ?) > 0
     """  # noqa: S608
 
 

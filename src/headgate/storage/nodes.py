@@ -26,7 +26,7 @@ FORGOTTEN_AFTER_SECONDS = 86_400.0
 FORGOTTEN_AFTER_LEASES = 3
 """The same for workers, in leases: a client that never says its name joins with every claim."""
 
-MAX_WORKERS_PER_AGENT = 1_000
+MAX_WORKERS_PER_AGENT = 10_000
 """How many workers of an agent may be alive."""
 
 # A repeat of a join whose answer got lost finds the row, and changes nothing.
@@ -43,19 +43,59 @@ _LIVE = (
     "SELECT id, capacity, address, lease_until, COALESCE(workers.agent_id, '') FROM nodes"
     " LEFT JOIN workers ON workers.node_id = nodes.id WHERE lease_until > ? ORDER BY id"
 )
+_CHANGED_WORKERS = about(
+    "SELECT id, capacity, address, lease_until, agent_id FROM nodes"
+    " JOIN workers ON workers.node_id = nodes.id",
+    "id",
+)
+_WORKER_TOTALS = (
+    "SELECT COUNT(*), COALESCE(SUM(capacity), 0) FROM workers"
+    " JOIN nodes ON nodes.id = workers.node_id WHERE lease_until > ?"
+)
 _IS_WORKER = "id IN (SELECT workers.node_id FROM workers)"
+_LIVE_NODES = (
+    "SELECT id, capacity, address, lease_until, '' FROM nodes"  # noqa: S608
+    f" WHERE lease_until > ? AND NOT {_IS_WORKER} ORDER BY id"
+)
 _ALIVE_NODES = f"SELECT 1 FROM nodes WHERE NOT {_IS_WORKER} AND lease_until > ? LIMIT 1"  # noqa: S608
+_HEIRS = (
+    f"SELECT 1 FROM nodes WHERE NOT {_IS_WORKER} AND id <> ? AND capacity > 0"  # noqa: S608
+    " AND lease_until > ? LIMIT 1"
+)
 _SERVE = (
     "INSERT INTO workers (node_id, agent_id, lease_seconds, offered_until) VALUES (?, ?, ?, ?)"
     " ON CONFLICT (node_id) DO NOTHING"
 )
-_OFFER = (
-    "SELECT capacity, offered_until, lease_until FROM nodes"
-    " JOIN workers ON workers.node_id = nodes.id WHERE id = ? AND agent_id = ?"
+_KNOWN_WORKERS = about(
+    "SELECT id, agent_id, capacity, address, lease_until, lease_seconds, offered_until FROM nodes"
+    " JOIN workers ON workers.node_id = nodes.id",
+    "id",
 )
-_OTHERS = (
+_LIVE_OF_AGENT = (
     "SELECT COUNT(*) FROM workers JOIN nodes ON nodes.id = workers.node_id"
-    " WHERE agent_id = ? AND node_id <> ? AND lease_until > ?"
+    " WHERE agent_id = ? AND lease_until > ?"
+)
+_RENEW_WORKERS = Insert(
+    table="nodes",
+    columns=(
+        ("id", "TEXT"),
+        ("capacity", "INTEGER"),
+        ("address", "TEXT"),
+        ("lease_until", "DOUBLE PRECISION"),
+    ),
+    key=("id",),
+    updated=("capacity", "lease_until"),
+)
+_RENEW_OFFERS = Insert(
+    table="workers",
+    columns=(
+        ("node_id", "TEXT"),
+        ("agent_id", "TEXT"),
+        ("lease_seconds", "DOUBLE PRECISION"),
+        ("offered_until", "DOUBLE PRECISION"),
+    ),
+    key=("node_id",),
+    updated=("offered_until",),
 )
 _LONG_DEAD_NODES = f"SELECT id FROM nodes WHERE lease_until <= ? AND NOT {_IS_WORKER}"  # noqa: S608
 _LONG_DEAD_WORKERS = (
@@ -83,61 +123,93 @@ def join(transaction: Transaction, node: Node, lease_until: float) -> None:
     _forget(transaction, [row[0] for row in rows])
 
 
+class KnownWorker(NamedTuple):
+    """A worker as its rows have it: what it has offered, and until when that counts."""
+
+    id: str
+    agent_id: str
+    capacity: int
+    address: str
+    lease_until: float
+    lease_seconds: float
+    offered_until: float
+
+
+def known_workers(transaction: Transaction, worker_ids: Sequence[str]) -> dict[str, KnownWorker]:
+    """Return those of some workers that have a row, by id; their leases may have ended."""
+    rows = transaction.read(_KNOWN_WORKERS, worker_ids)
+    return {row[0]: KnownWorker(*row) for row in rows}
+
+
+class Room:
+    """How many workers of an agent are alive, counted once for all that visit together."""
+
+    def __init__(self, transaction: Transaction, now: float) -> None:
+        self._transaction = transaction
+        self._now = now
+        self._alive: dict[str, int] = {}
+        self._has_forgotten = False
+
+    def check(self, agent_id: str) -> None:
+        """Raise `LimitReachedError` if an agent has as many as may be."""
+        self._forget_long_dead()
+        alive = self._alive.get(agent_id)
+        if alive is None:
+            ((alive,),) = self._transaction.read(_LIVE_OF_AGENT, (agent_id, self._now))
+            self._alive[agent_id] = alive
+        if alive >= MAX_WORKERS_PER_AGENT:
+            problem = f"agent {agent_id!r} has {alive} workers"
+            problem += "; a worker that claims again says its workerId"
+            raise LimitReachedError(problem)
+
+    def take(self, agent_id: str) -> None:
+        """Count one more."""
+        self._alive[agent_id] += 1
+
+    def _forget_long_dead(self) -> None:
+        # A worker that joins sees to the workers: their leases end also where those of nodes do
+        # not.
+        if not self._has_forgotten:
+            self._has_forgotten = True
+            leases = (float(FORGOTTEN_AFTER_LEASES), self._now)
+            rows = self._transaction.read(_LONG_DEAD_WORKERS, leases)
+            _forget(self._transaction, [row[0] for row in rows])
+
+
 def join_worker(
     transaction: Transaction, worker: Node, *, now: float, lease_seconds: float
-) -> None:
-    """Take up a worker of an agent; `LimitReachedError` if that has as many as may be."""
-    _check_room(transaction, worker.agent_id, worker.id, now)
-    lease_until = now + lease_seconds
-    transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, lease_until))
-    transaction.run(_JOIN, (worker.id, worker.capacity, worker.address, lease_until))
-    # A worker that joins sees to the workers: their leases end also where those of nodes do not.
-    rows = transaction.read(_LONG_DEAD_WORKERS, (float(FORGOTTEN_AFTER_LEASES), now))
-    _forget(transaction, [row[0] for row in rows])
+) -> KnownWorker:
+    """Take up a worker of an agent under an id that no life had before."""
+    until = now + lease_seconds
+    transaction.run(_SERVE, (worker.id, worker.agent_id, lease_seconds, until))
+    transaction.run(_JOIN, (worker.id, worker.capacity, worker.address, until))
+    known = (worker.id, worker.agent_id, worker.capacity, worker.address)
+    return KnownWorker(*known, until, lease_seconds, until)
 
 
-def _check_room(transaction: Transaction, agent_id: str, worker_id: str, now: float) -> None:
-    ((others,),) = transaction.read(_OTHERS, (agent_id, worker_id, now))
-    if others >= MAX_WORKERS_PER_AGENT:
-        problem = f"agent {agent_id!r} has {others} workers"
-        problem += "; a worker that claims again says its workerId"
-        raise LimitReachedError(problem)
+class Renewal(NamedTuple):
+    """A lease that a worker renews, and its offer."""
 
-
-class Offer(NamedTuple):
-    """How much capacity a worker has offered, and until when that counts."""
-
+    worker: KnownWorker
     capacity: int
-    until: float
+    lease_until: float
+    offered_until: float
 
 
-def offer_of(transaction: Transaction, worker_id: str, agent_id: str, now: float) -> Offer | None:
-    """Return what a worker of this agent has offered; None if nobody knows such a worker.
-
-    One that comes late is known until somebody acts on the end of its lease, or until it was gone
-    for long; it needs room as one that joins does.
-    """
-    rows = transaction.read(_OFFER, (worker_id, agent_id))
-    if not rows:
-        return None
-    capacity, until, lease_until = rows[0]
-    if lease_until <= now:
-        _check_room(transaction, agent_id, worker_id, now)
-    return Offer(capacity, until)
-
-
-def renew_worker(
-    transaction: Transaction, worker_id: str, *, capacity: int, lease_until: float, offers: bool
-) -> None:
-    """Renew the lease of a worker, and its offer if it makes one."""
-    transaction.run(
-        "UPDATE nodes SET capacity = ?, lease_until = ? WHERE id = ?",
-        (capacity, lease_until, worker_id),
-    )
+def renew_workers(transaction: Transaction, renewals: Sequence[Renewal]) -> None:
+    """Renew the leases of workers, and their offers where they make one."""
+    leases = [
+        (one.worker.id, one.capacity, one.worker.address, one.lease_until) for one in renewals
+    ]
+    offers = [
+        (one.worker.id, one.worker.agent_id, one.worker.lease_seconds, one.offered_until)
+        for one in renewals
+        if one.offered_until != one.worker.offered_until
+    ]
+    if leases:
+        transaction.insert(_RENEW_WORKERS, leases)
     if offers:
-        transaction.run(
-            "UPDATE workers SET offered_until = ? WHERE node_id = ?", (lease_until, worker_id)
-        )
+        transaction.insert(_RENEW_OFFERS, offers)
 
 
 def give_grace(transaction: Transaction, now: float) -> None:
@@ -162,15 +234,32 @@ def forget_others(transaction: Transaction, node_id: str) -> None:
 
 
 def beat(
-    transaction: Transaction, node_id: str, *, capacity: int, now: float, lease_seconds: float
+    transaction: Transaction,
+    node_id: str,
+    *,
+    capacity: int,
+    now: float,
+    lease_seconds: float,
+    is_leaving: bool = False,
 ) -> Beat:
-    """Renew the lease of a node, late if need be, unless somebody has acted on its end."""
+    """Renew the lease of a node, late if need be, unless somebody has acted on its end.
+
+    One that leaves offers nothing any more if another can dispatch. Both are one step: of nodes
+    that leave at the same time, the last one stays the one that can.
+    """
     lease_until = now + lease_seconds
+    has_heir = is_leaving and bool(transaction.read(_HEIRS, (node_id, now)))
+    if has_heir:
+        capacity = 0
     is_alive = transaction.write(_RENEW, (capacity, lease_until, node_id, now))
     if not is_alive:
         _give_others_time(transaction, node_id, now=now, lease_seconds=lease_seconds)
         is_alive = transaction.write(_RENEW_LATE, (capacity, lease_until, node_id))
-    return Beat(is_alive=bool(is_alive), lease_until=lease_until if is_alive else 0.0)
+    return Beat(
+        is_alive=bool(is_alive),
+        lease_until=lease_until if is_alive else 0.0,
+        has_heir=has_heir,
+    )
 
 
 def keep(transaction: Transaction, node_id: str, *, now: float, lease_seconds: float) -> None:
@@ -209,6 +298,22 @@ def live(transaction: Transaction, now: float) -> tuple[Node, ...]:
 def live_statement(now: float) -> Statement:
     """Return what reads the nodes whose lease has not ended."""
     return _LIVE, (now,)
+
+
+def live_nodes_statement(now: float) -> Statement:
+    """Return what reads the nodes of the service whose lease has not ended."""
+    return _LIVE_NODES, (now,)
+
+
+def worker_totals_statement(now: float) -> Statement:
+    """Return what counts the workers whose lease has not ended, and their capacity."""
+    return _WORKER_TOTALS, (now,)
+
+
+def workers_among(transaction: Transaction, worker_ids: Sequence[str], now: float) -> list[Node]:
+    """Return those of some workers whose lease has not ended."""
+    found = to_nodes(transaction.read(_CHANGED_WORKERS, worker_ids)) if worker_ids else ()
+    return [worker for worker in found if worker.lease_until > now]
 
 
 def to_nodes(rows: Sequence[Row]) -> tuple[Node, ...]:

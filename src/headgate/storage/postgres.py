@@ -578,7 +578,7 @@ def _asked_pid(connection: psycopg.Connection[Any]) -> int:
 
 Watcher = Callable[[], None]
 
-MAX_WATCHERS = 2_000
+MAX_WATCHERS = 16_384
 # How long a thread that was told to stop may go on waiting.
 POLL_SECONDS = 0.5
 FIRST_WAIT_SECONDS = 0.1
@@ -876,10 +876,14 @@ class PostgresTaskStore(SqlTaskStore):
             self._comparing.cancel()
         await super().close()
 
-    async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
+    async def beat(
+        self, node_id: str, *, capacity: int, lease_seconds: float, is_leaving: bool = False
+    ) -> Beat:
         """Renew the lease of a node and of everything that it runs."""
         self._set_clock_soon()
-        return await super().beat(node_id, capacity=capacity, lease_seconds=lease_seconds)
+        return await super().beat(
+            node_id, capacity=capacity, lease_seconds=lease_seconds, is_leaving=is_leaving
+        )
 
     def watch(self, recipient: str, callback: Callable[[], None]) -> None:
         """Call back in this event loop when a message for the recipient may have come."""

@@ -17,7 +17,7 @@ from headgate.core.fair_share import UsageRow
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.rate_limits import RateCharge
 from headgate.core.retention import EVICTION_RANKS
-from headgate.core.task import TERMINAL, TaskRecord, TaskStatus
+from headgate.core.task import TERMINAL, TaskRecord, TaskStatus, is_worker
 from headgate.storage import audit, nodes
 from headgate.storage.audit import AuditEntry
 from headgate.storage.nodes import Kind
@@ -32,6 +32,7 @@ from headgate.storage.store import (
     TaskPage,
     TaskQuery,
     Totals,
+    WorkerTotals,
 )
 from headgate.storage.task_ids import first_id_at
 from headgate.storage.transaction import Dialect, Insert, Row, Transaction, Value, about, json_rows
@@ -182,24 +183,32 @@ def backlog(transaction: Transaction, now: float) -> Backlog:
 
 
 def news(
-    transaction: Transaction, now: float, epoch: int, *, seen: int, most: int
+    transaction: Transaction, now: float, epoch: int, *, seen: int, most: int, all_workers: bool
 ) -> tuple[News, int]:
     """Look at the tasks that messages name, and at the gates that these may have closed.
 
-    Return the number of the last message, too. All is read in one round trip.
+    Return the number of the last message, too. All is read in one round trip, but for workers that
+    messages name.
     """
-    leader, told, live, closed = transaction.read_all(
+    leader, told, live, closed, totals = transaction.read_all(
         [
             (nodes.READ_LEADER, ()),
             (_TOLD, (DISPATCHER, seen, most)),
-            nodes.live_statement(now),
+            nodes.live_statement(now) if all_workers else nodes.live_nodes_statement(now),
             (_CLOSURES, (now,)),
+            nodes.worker_totals_statement(now),
         ]
     )
     nodes.check_election(nodes.to_election(leader), epoch, now)
     messages = nodes.to_messages([row[:3] for row in told])
     # A task is read once, however many messages name it.
     named = {row[2]: row[3:] for row, one in zip(told, messages, strict=True) if one.is_of_task}
+    changed_workers = [name for name in named if is_worker(name)]
+    for name in changed_workers:
+        del named[name]
+    if all_workers:
+        changed_workers = []
+    workers = nodes.workers_among(transaction, changed_workers, now)
     found = [to_task_row(row) for row in named.values() if row[0] is not None]
     passed = {part for row in found for part in _gates(row.spec.task.target, row.spec.task.slot)}
     found_news = News(
@@ -212,7 +221,10 @@ def news(
             if one.part in passed or one.kind in _CHOSEN
         ),
         opened=tuple([nodes.read_part(one.task_id) for one in messages if not one.is_of_task]),
-        nodes=nodes.to_nodes(live),
+        nodes=(*nodes.to_nodes(live), *workers),
+        has_all_workers=all_workers,
+        gone_workers=tuple({*changed_workers} - {worker.id for worker in workers}),
+        workers=WorkerTotals(*totals[0]),
         has_more=len(messages) == most,
     )
     return found_news, messages[-1].seq if messages else seen

@@ -387,6 +387,7 @@ class SqlTaskStore(WorkerSteps):
         news_reader: Reader | None = None,
         is_shared: bool = True,
     ) -> None:
+        super().__init__()
         self.tables = tables
         # The clock itself: it is asked dozens of times for each task.
         self.now = tables.now
@@ -487,9 +488,13 @@ class SqlTaskStore(WorkerSteps):
         join = partial(_join, node, self._lease(lease_seconds), is_sole=not self.is_shared)
         await self._run_first(join)
 
-    async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
+    async def beat(
+        self, node_id: str, *, capacity: int, lease_seconds: float, is_leaving: bool = False
+    ) -> Beat:
         """Renew the lease of a node and of everything that it runs."""
-        return await self._run_first(partial(_beat, node_id, capacity, self._lease(lease_seconds)))
+        lease_seconds = self._lease(lease_seconds)
+        beat = partial(_beat, node_id, capacity, lease_seconds, is_leaving=is_leaving)
+        return await self._run_first(beat)
 
     def keep_alive(self, life: Life | None) -> None:
         """Have leases renewed while this loop is busy, until it has been silent for too long."""
@@ -549,18 +554,25 @@ class SqlTaskStore(WorkerSteps):
         """Open a part before its time, and note who did; say whether it was closed here."""
         return await self.run(partial(queries.open_gate, part=part, entry=entry))
 
-    async def news(self, epoch: int) -> News:
+    async def news(self, epoch: int, *, all_workers: bool = True) -> News:
         """Return what other nodes changed since the last call, and forget that it was news.
 
         Messages have their numbers from behind the lock. So whoever reads beside it sees all of
         them up to some number, and none that is overtaken by an earlier one.
         """
         if self._news_reader is None:
-            return await self._receive(DISPATCHER, partial(_news, epoch))
+            return await self._receive(DISPATCHER, partial(_news, epoch, all_workers))
         async with self._news_lock:
             seen = self._seen.get(DISPATCHER, 0)
             self._forget_news(seen)
-            question = partial(queries.news, now=self.now(), epoch=epoch, seen=seen, most=MAX_NEWS)
+            question = partial(
+                queries.news,
+                now=self.now(),
+                epoch=epoch,
+                seen=seen,
+                most=MAX_NEWS,
+                all_workers=all_workers,
+            )
             news, self._seen[DISPATCHER] = await self._news_reader.submit(question)
             return news
 
@@ -670,9 +682,22 @@ def _join(
 
 
 def _beat(
-    node_id: str, capacity: int, lease_seconds: float, tasks: Transaction, now: float
+    node_id: str,
+    capacity: int,
+    lease_seconds: float,
+    tasks: Transaction,
+    now: float,
+    *,
+    is_leaving: bool,
 ) -> Beat:
-    return nodes.beat(tasks, node_id, capacity=capacity, now=now, lease_seconds=lease_seconds)
+    return nodes.beat(
+        tasks,
+        node_id,
+        capacity=capacity,
+        now=now,
+        lease_seconds=lease_seconds,
+        is_leaving=is_leaving,
+    )
 
 
 def _keep(node_id: str, lease_seconds: float, tasks: Transaction, now: float) -> None:
@@ -729,9 +754,16 @@ def _take_back(
     return [row.record() for row in operation(work)]
 
 
-def _news(epoch: int, seen: int, work: UnitOfWork) -> tuple[News, int]:
+def _news(
+    epoch: int,
+    all_workers: bool,  # noqa: FBT001 - by place, as all that is sent to whoever writes
+    seen: int,
+    work: UnitOfWork,
+) -> tuple[News, int]:
     nodes.forget(work.transaction, DISPATCHER, seen=seen)
-    return queries.news(work.transaction, work.now, epoch, seen=seen, most=MAX_NEWS)
+    return queries.news(
+        work.transaction, work.now, epoch, seen=seen, most=MAX_NEWS, all_workers=all_workers
+    )
 
 
 def _forget_news(seen: int, tasks: Transaction, _now: float) -> None:

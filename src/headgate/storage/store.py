@@ -13,7 +13,7 @@ changes comes back as records, and whoever keeps a picture of the store looks at
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,7 +27,17 @@ from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitEntry, Sub
 from headgate.core.lifecycle import Finish, TryAgain, Usage
 from headgate.core.rate_limits import RateCharge
 from headgate.core.retention import Evicted, Retention, RetentionCut
-from headgate.core.task import Choice, Lease, Submission, Task, TaskRecord, TaskStatus, Terms
+from headgate.core.task import (
+    AttemptReport,
+    Choice,
+    Lease,
+    ProgressReport,
+    Submission,
+    Task,
+    TaskRecord,
+    TaskStatus,
+    Terms,
+)
 from headgate.core.task_money import OpenCalls
 from headgate.storage.audit import AuditEntry
 
@@ -112,6 +122,8 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
     `capacity` are all that it has, taken or not; None leaves them as they were. With none it is
     about to leave: what it does not name is taken back, and when nothing is left it is forgotten.
+    A visit that `is_patient` waits a moment for others, with which it is written.
+    `reports` has how far tasks are, of those that it runs.
     """
 
     worker_id: str
@@ -122,13 +134,16 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     joins: bool = False
     takes: bool = True
     node_id: str = ""
+    is_patient: bool = False
+    reports: dict[str, ProgressReport] = {}
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker is to do; one that is not alive any more must drop everything.
 
     `tasks` are those to be run, `cancelled` those to be stopped, and `lost` those that are not
-    its own any more. With news there is something for the dispatcher to look at.
+    its own any more. With news there is something for the dispatcher to look at. The lease was
+    renewed when a claim had `waited_seconds`.
     """
 
     is_alive: bool
@@ -136,6 +151,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     cancelled: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     has_news: bool = False
+    waited_seconds: float = 0.0
 
 
 class Overdue(msgspec.Struct, frozen=True, kw_only=True):
@@ -367,10 +383,14 @@ class Election(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a sign of life; a node that is not alive any more must drop what it runs."""
+    """The answer to a sign of life; a node that is not alive any more must drop what it runs.
+
+    `has_heir` tells a node that leaves whether another one can dispatch.
+    """
 
     is_alive: bool
     lease_until: float
+    has_heir: bool = False
 
 
 class Life(msgspec.Struct, frozen=True, kw_only=True):
@@ -426,14 +446,31 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     learned: tuple[tuple[Kind, Learned], ...] = ()
 
 
+class WorkerTotals(NamedTuple):
+    """How many workers are alive, and how many tasks they take together."""
+
+    workers: int
+    capacity: int
+
+
+NO_WORKERS = WorkerTotals(0, 0)
+
+
 class News(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed at other nodes since the dispatcher last asked, and whether that is not all."""
+    """What changed at other nodes since the dispatcher last asked, and whether that is not all.
+
+    `nodes` are all that are alive, or all but those workers that have not changed; `gone_workers`
+    have changed and are not alive, and `workers` counts those that are.
+    """
 
     records: tuple[TaskRecord, ...] = ()
     gone: tuple[str, ...] = ()
     closures: tuple[GateClosure, ...] = ()
     opened: tuple[GatePart, ...] = ()
     nodes: tuple[Node, ...] = ()
+    has_all_workers: bool = True
+    gone_workers: tuple[str, ...] = ()
+    workers: WorkerTotals = NO_WORKERS
     has_more: bool = False
 
 
@@ -526,10 +563,13 @@ class TaskStore(Protocol):
         Where only one process can have the store, every earlier node is gone and is taken out.
         """
 
-    async def beat(self, node_id: str, *, capacity: int, lease_seconds: float) -> Beat:
+    async def beat(
+        self, node_id: str, *, capacity: int, lease_seconds: float, is_leaving: bool = False
+    ) -> Beat:
         """Renew the lease of a node and of everything that it runs.
 
-        A lease that has ended is renewed as well, unless somebody has acted on its end.
+        A lease that has ended is renewed as well, unless somebody has acted on its end. A node
+        that is leaving offers its capacity only for as long as no other one can dispatch.
         """
 
     def keep_alive(self, life: Life | None) -> None:
@@ -562,8 +602,11 @@ class TaskStore(Protocol):
     async def backlog(self, epoch: int) -> Backlog:
         """Return everything that has not ended, to a dispatcher that starts."""
 
-    async def news(self, epoch: int) -> News:
-        """Return what other nodes changed since the last call, and forget that it was news."""
+    async def news(self, epoch: int, *, all_workers: bool = True) -> News:
+        """Return what other nodes changed since the last call, and forget that it was news.
+
+        A fleet may have thousands of workers; without all of them only what changed is told.
+        """
 
     def assign(
         self, epoch: int, assignments: Sequence[Assignment]
@@ -602,3 +645,6 @@ class TaskStore(Protocol):
 
     async def give_up(self, epoch: int, overdue: Sequence[Overdue]) -> list[TaskRecord]:
         """End attempts that a worker has neither ended nor stopped in time."""
+
+    async def report(self, reports: Sequence[AttemptReport]) -> None:
+        """Keep how far attempts say they are; of one that is over nothing is kept."""

@@ -16,7 +16,12 @@ from typing import Literal
 import msgspec
 
 from headgate.core.budgets.scopes import Scope, Tenant, parse_scope
-from headgate.errors import InvalidFieldError, InvalidScopeError, LimitReachedError
+from headgate.errors import (
+    InvalidFieldError,
+    InvalidScopeError,
+    LimitReachedError,
+    NameTakenError,
+)
 from headgate.storage import audit
 from headgate.storage.audit import AuditEntry
 from headgate.storage.migrations import Migration
@@ -225,6 +230,7 @@ _GET = f"SELECT {_COLUMNS} FROM tokens WHERE id = ?"  # noqa: S608
 _LIST = f"SELECT {_COLUMNS} FROM tokens ORDER BY created_at DESC, id"  # noqa: S608
 _IS_GOOD = "revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"
 _COUNT = f"SELECT COUNT(*), COUNT(CASE WHEN {_IS_GOOD} THEN 1 END) FROM tokens"  # noqa: S608
+_NAMESAKE = f"SELECT id FROM tokens WHERE name = ? AND {_IS_GOOD} LIMIT 1"  # noqa: S608
 _MAKE_ROOM = (
     "DELETE FROM tokens WHERE id IN (SELECT id FROM tokens"  # noqa: S608
     f" WHERE NOT ({_IS_GOOD}) ORDER BY created_at LIMIT ?)"
@@ -243,13 +249,16 @@ def create_first(transaction: Transaction, now: float, *, kept: KeptToken) -> bo
 def add(
     transaction: Transaction, now: float, *, kept: KeptToken, entry: AuditEntry | None = None
 ) -> None:
-    """Keep a token, in the place of one that is over if need be."""
+    """Keep a token, in the place of one that is over if need be; no other good one has its name."""
     if get(transaction, kept.token.id) is not None:
         return
     ((total, good),) = transaction.read(_COUNT, (now,))
     if good >= MAX_TOKENS:
         problem = f"{good} tokens are good, and no more may be; revoke some that nobody uses"
         raise LimitReachedError(problem)
+    namesakes = transaction.read(_NAMESAKE, (kept.token.name, now))
+    if namesakes:
+        raise NameTakenError(name=kept.token.name, token_id=namesakes[0][0])
     if total >= MAX_TOKENS:
         transaction.run(_MAKE_ROOM, (now, total - MAX_TOKENS + 1))
     transaction.run(_INSERT, _row(kept))
@@ -293,7 +302,10 @@ class TokenStore:
         return await self._access.run(partial(create_first, kept=kept))
 
     async def add(self, kept: KeptToken, entry: AuditEntry | None = None) -> None:
-        """Keep a token, and who made it; `LimitReachedError` if as many are good as may be."""
+        """Keep a token, and who made it.
+
+        `LimitReachedError` if as many are good as may be, `NameTakenError` if one has its name.
+        """
         await self._access.run(partial(add, kept=kept, entry=entry))
 
     async def get(self, token_id: str) -> KeptToken | None:

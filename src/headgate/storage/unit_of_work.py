@@ -1099,6 +1099,11 @@ class UnitOfWork:
         if changed and self.election.node_id not in (nodes.NOBODY, by):
             self._messages += [(DISPATCHER, nodes.Kind.CHANGED, task_id) for task_id in changed]
 
+    def notify_dispatcher_of_worker(self, worker_id: str) -> None:
+        """Have the dispatcher look at a worker that joins, leaves, or takes more or fewer tasks."""
+        if self.election.node_id != nodes.NOBODY:
+            self._messages.append((DISPATCHER, nodes.Kind.CHANGED, worker_id))
+
     def write(self) -> None:
         """Write everything that the steps have changed."""
         transaction = self.transaction

@@ -1203,16 +1203,17 @@ def _with_records(answer: object) -> bytes:
 #
 # A transaction locks the ledger, for everybody and on all nodes, so its length is what each of the
 # steps waits from a submit to a start. A caller that asks for hundreds of things at a time is in
-# all transactions and makes all of them long. So beside others it has a few jobs in one of them,
-# and is in one of three.
+# all transactions and makes all of them long. So callers that had more than an equal part lately
+# have a few jobs in a transaction, and are in one of three, all of them together: a tenant with
+# many tokens has no more of the time than one.
 
 SHARE_OF_JOBS = 8
 """How many times as many jobs as there is room for one caller may have waiting."""
 
 WRITER_PAUSES = 2
-"""How many times as long as its last transaction took a caller waits for the next, beside others.
+"""How many times as long as their last transaction took greedy callers wait for the next.
 
-What it asks for meanwhile is in that one, and costs it together little more than one job alone. A
+What they ask for meanwhile is in that one, and costs together little more than one job alone. A
 caller that is alone waits for nothing.
 """
 
@@ -1220,17 +1221,26 @@ MAX_JOBS_OF_CALLER = 64
 MAX_BYTES_OF_CALLER = 2**18
 """How much of one caller is in a transaction at most, beside others."""
 
+MAX_GREEDY_JOBS = 2 * MAX_JOBS_OF_CALLER
+"""How many jobs of all greedy callers are in a transaction at most."""
+
+WRITER_WINDOW_SECONDS = 0.25
+"""After so long the time that a caller had counts half."""
+
+_LEAST_SECONDS = 0.000_1
+
 
 class _Waiting:
     """What a caller waits for: those that go first of its own, the others, and what was sent."""
 
-    __slots__ = ("first", "others", "paused_until", "sent")
+    __slots__ = ("first", "others", "seconds", "sent")
 
     def __init__(self) -> None:
         self.first: deque[Awaited] = deque()
         self.others: deque[Awaited] = deque()
         self.sent = 0
-        self.paused_until = 0.0
+        self.seconds = 0.0
+        """Its part of the time that transactions took lately."""
 
     def __len__(self) -> int:
         return len(self.first) + len(self.others)
@@ -1247,6 +1257,11 @@ class JobQueue:
         # The caller whose turn it is stands first.
         self._by_caller: dict[str, _Waiting] = {"": _Waiting()}
         self._length = 0
+        self._total_seconds = 0.0
+        self._recent_callers = 0
+        self._window_ends_at = 0.0
+        self._greedy_sent: set[str] = set()
+        self._pause_ends_at = 0.0
         self.is_closing = False
         """Whether nobody is kept waiting any more."""
 
@@ -1281,32 +1296,54 @@ class JobQueue:
         frame: list[tuple[Awaited, bytes]] = []
         left_bytes = self._move(self._by_caller[""].first, frame, pack, MAX_BATCH, MAX_FRAME_BYTES)
         now = self._clock()
-        for who, waiting in list(self._by_caller.items()):
+        turns = [
+            (who, waiting)
+            for who, waiting in self._by_caller.items()
+            if waiting and not self._seconds_left(who, waiting, now)
+        ]
+        left_greedy = MAX_GREEDY_JOBS
+        for who, waiting in turns:
             if len(frame) >= MAX_BATCH or left_bytes <= 0:
                 break
-            if not waiting or self._seconds_left(who, waiting, now):
-                continue
+            before = len(frame)
             most, most_bytes = MAX_BATCH, left_bytes
             if not self._is_free(who):
-                most = min(most, len(frame) + MAX_JOBS_OF_CALLER)
+                most = min(most, before + MAX_JOBS_OF_CALLER)
                 most_bytes = min(most_bytes, MAX_BYTES_OF_CALLER)
-            before = len(frame)
+                if self._is_greedy(waiting):
+                    most = min(most, before + left_greedy)
+                    self._greedy_sent.add(who)
             for jobs in (waiting.first, waiting.others):
                 rest = self._move(jobs, frame, pack, most, most_bytes)
                 left_bytes -= most_bytes - rest
                 most_bytes = rest
             waiting.sent += len(frame) - before
+            if len(frame) == before:
+                self._greedy_sent.discard(who)
+                continue
+            if who in self._greedy_sent:
+                left_greedy -= len(frame) - before
             # It is the last in turn now.
             self._by_caller[who] = self._by_caller.pop(who)
         return frame
 
-    def answered(self, jobs: Iterable[Awaited], seconds: float) -> None:
+    def answered(self, jobs: Sequence[Awaited], seconds: float) -> None:
         """Note how long jobs that were sent have taken, all of them together."""
-        paused_until = self._clock() + WRITER_PAUSES * seconds
+        now = self._clock()
+        if now >= self._window_ends_at:
+            self._begin_window(now)
+        part = seconds / max(len(jobs), 1)
         for job in jobs:
             waiting = self._by_caller[job.who]
             waiting.sent -= 1
-            waiting.paused_until = paused_until
+            if job.who:
+                self._recent_callers += not waiting.seconds
+                waiting.seconds += part
+                self._total_seconds += part
+            if not waiting.sent:
+                self._greedy_sent.discard(job.who)
+        if any(self._is_greedy(self._by_caller[who]) for who in {job.who for job in jobs}):
+            self._pause_ends_at = now + WRITER_PAUSES * seconds
 
     def seconds_left(self) -> float | None:
         """Return when it is the turn of somebody who waits; None if that is after an answer."""
@@ -1335,7 +1372,28 @@ class JobQueue:
         """Return for how long a caller has no turn."""
         if self._is_free(who):
             return 0.0
-        return inf if waiting.sent else max(0.0, waiting.paused_until - now)
+        if waiting.sent:
+            return inf
+        if not self._is_greedy(waiting):
+            return 0.0
+        return inf if self._greedy_sent else max(0.0, self._pause_ends_at - now)
+
+    def _is_greedy(self, waiting: _Waiting) -> bool:
+        """Tell whether a caller had more than an equal part of what callers had lately.
+
+        One that had all of it is greedy: what the service does for others is not counted.
+        """
+        return waiting.seconds * max(self._recent_callers, 2) > self._total_seconds * 1.001
+
+    def _begin_window(self, now: float) -> None:
+        """Let what callers had count half, and forget what is next to nothing."""
+        part = 0.5 ** min(1 + (now - self._window_ends_at) // WRITER_WINDOW_SECONDS, 64)
+        for waiting in self._by_caller.values():
+            had = waiting.seconds * part
+            waiting.seconds = had if had >= _LEAST_SECONDS else 0.0
+        recent = [one.seconds for one in self._by_caller.values() if one.seconds]
+        self._total_seconds, self._recent_callers = sum(recent), len(recent)
+        self._window_ends_at = now + WRITER_WINDOW_SECONDS
 
     def _move(
         self,
@@ -1357,11 +1415,11 @@ class JobQueue:
     def _forget_idle(self) -> None:
         """Forget callers that nothing is known of, where there are many."""
         if len(self._by_caller) > MAX_QUESTIONS:
-            now = self._clock()
+            self._begin_window(self._clock())
             self._by_caller = {
                 who: waiting
                 for who, waiting in self._by_caller.items()
-                if not who or waiting or waiting.sent or waiting.paused_until > now
+                if not who or waiting or waiting.sent or waiting.seconds
             }
 
 
@@ -1564,8 +1622,8 @@ class ProcessWriter:
     def _answered(self, line: _Line, frames: list[bytes]) -> None:
         answered = [self._wire.unpack_answers(frame, line.sent) for frame in frames]
         seconds = line.settle(sum(map(len, answered)))
-        for jobs in answered:
-            self._waiting.answered(jobs, seconds)
+        # What was answered together took that time together, whatever frames it came in.
+        self._waiting.answered([job for jobs in answered for job in jobs], seconds)
         # The process is not to wait for what these answers set in motion here.
         self._pump()
         for jobs in answered:

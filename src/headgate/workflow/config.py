@@ -12,12 +12,11 @@ from headgate.core.budgets.scopes import MAX_DEPTH, depth, parse_scope
 from headgate.core.money import MAX_RESERVATION_TOKENS
 from headgate.core.snapshot import MAX_PRIORITY, MAX_WEIGHT
 from headgate.core.task import MAX_ATTEMPT_SECONDS, MAX_ATTEMPTS, OnParentFailure
-from headgate.errors import InvalidScopeError
+from headgate.errors import InvalidScopeError, Problems, WorkflowError
 from headgate.providers.prices import MAX_MODEL_LENGTH, Price
 from headgate.workflow.placeholders import EnvPlaceholder, Text
 from headgate.workflow.workflow import CONCURRENCY, BudgetScope, Endpoint, Estimate
 from headgate.workflow.yaml_document import (
-    Problems,
     Value,
     only_variables,
     read_headers,
@@ -97,7 +96,7 @@ TERMS: dict[str, tuple[str, Callable[[Value], Any]]] = {
 
 def read_terms(fields: Mapping[str, Value]) -> dict[str, Any]:
     """Read those terms that are there, as fields of a step."""
-    errors, found = Problems(), dict[str, Any]()
+    errors, found = Problems(WorkflowError), dict[str, Any]()
     for key, (field, read) in TERMS.items():
         if key in fields:
             with errors.collected():

@@ -87,6 +87,7 @@ class RequestSteps:
             cleaned=variables.cleaned,
             max_result_bytes=MAX_RESULT_BYTES,
             whom=whom,
+            names_host=True,
             observe_slot=observe_slot,
         )
 

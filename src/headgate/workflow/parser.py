@@ -10,13 +10,13 @@ import gc
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
-from headgate.errors import WorkflowError
+from headgate.core.text import did_you_mean, nearest
+from headgate.errors import Problems, WorkflowError
 from headgate.providers.prices import MAX_MODEL_LENGTH
 from headgate.workflow.config import (
     BUILT_IN,
@@ -58,7 +58,6 @@ from headgate.workflow.workflow import (
     Workflow,
 )
 from headgate.workflow.yaml_document import (
-    Problems,
     TextReader,
     Value,
     read_document,
@@ -107,7 +106,7 @@ def _read(path: Path, source: bytes, name: str | None) -> Workflow:
     written = (
         fields["name"].name(_NAME, _MADE_OF, most=MAX_NAME_LENGTH) if "name" in fields else None
     )
-    errors, config = Problems(), Config(endpoints=BUILT_IN)
+    errors, config = Problems(WorkflowError), Config(endpoints=BUILT_IN)
     with errors.collected():
         config = read_config(fields.get("config"))
     read: list[ReadStep] = []
@@ -215,7 +214,7 @@ def read_steps(value: Value, config: Config, folder: Path) -> list[ReadStep]:
         value.refuse("has no steps; write at least one")
     if len(entries) > MAX_STEPS:
         value.refuse(f"has {len(entries):,} steps, at most {MAX_STEPS:,} are run; use foreach")
-    errors, read = Problems(), []
+    errors, read = Problems(WorkflowError), []
     for entry in entries:
         with errors.collected():
             read.append(_step(entry, config, folder))
@@ -229,14 +228,14 @@ def read_id(value: Value) -> str:
 
 
 def _step(value: Value, config: Config, folder: Path) -> ReadStep:
-    errors, texts = Problems(), TextReader()
+    errors, texts = Problems(WorkflowError), TextReader()
     with errors.collected():
         value.fields(_ALL_KEYS, "a step")
     if not value.is_object:
         errors.check()
     fields = value.entries("a step")
     # A key that is misspelt is what the step would miss: nobody is told of that twice.
-    is_misspelt = errors.has_any
+    is_misspelt = bool(errors.found)
     parts: dict[str, Callable[[], Any]] = {
         "depends_on": lambda: _parents(fields),
         "foreach": lambda: _foreach(fields["foreach"], folder) if "foreach" in fields else None,
@@ -613,7 +612,7 @@ _SHOWN_CHARACTERS = 64
 def linked(read: list[ReadStep]) -> tuple[Step, ...]:
     """Return the steps with all their parents, or raise `WorkflowError`."""
     by_id = _by_id(read)
-    errors, steps = Problems(), {}
+    errors, steps = Problems(WorkflowError), {}
     for one in read:
         with errors.collected():
             steps[one.step.id] = _with_parents(one, by_id)
@@ -664,8 +663,7 @@ def _check_known(name: str, step: Step, value: Value, by_id: Mapping[str, Step])
         value.refuse(f"{name!r} is this step itself; take it out")
     if name in by_id:
         return
-    close = get_close_matches(name[:_SHOWN_CHARACTERS], by_id, n=1)
-    advice = f"did you mean {close[0]!r}?" if close else "write the id of a step"
+    advice = did_you_mean(nearest(name, by_id), "write the id of a step")
     value.refuse(f"there is no step {name[:_SHOWN_CHARACTERS]!r}; {advice}")
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeGuard
 from urllib.parse import quote
 
 import msgspec
+
+from headgate.core.text import did_you_mean, nearest
 
 Path = tuple[str | int, ...]
 """Keys of objects and numbers in lists (from the end, if negative), outermost first."""
@@ -213,8 +214,7 @@ def _meant(part: str | int, value: Any) -> str:  # noqa: ANN401
     """Return the key that somebody may have meant, for an error; empty if none is close."""
     if not isinstance(part, str) or not isinstance(value, dict):
         return ""
-    close = get_close_matches(part[:MAX_COMPARED], list(islice(value, MAX_COMPARED)), n=1)
-    return close[0] if close else ""
+    return nearest(part, islice(value, MAX_COMPARED))
 
 
 def placeholder_text(placeholder: Placeholder) -> str:
@@ -284,7 +284,7 @@ def look_up(placeholder: Placeholder, view: View) -> Any:  # noqa: ANN401
         missing, meant = error.args if len(error.args) > 1 else (*error.args, "")
         written = placeholder_text(placeholder)
         problem = f"{written} has nothing to be filled with: there is no {missing!r}"
-        raise UnfilledError(problem + (f"; did you mean {meant!r}?" if meant else "")) from None
+        raise UnfilledError(problem + (f"; {did_you_mean(meant)}" if meant else "")) from None
 
 
 # Placeholders as a file writes them: found in texts and in JSON values, and told from other braces.
@@ -354,9 +354,8 @@ def parsed_placeholder(source: str) -> Placeholder:
 def placeholder_of(root: str, path: Path) -> Placeholder:
     """Return the placeholder that a root and a path name, or raise `PlaceholderError`."""
     if root not in ROOTS:
-        close = get_close_matches(root[:_SHOWN_CHARACTERS].lower(), ROOTS, n=1)
-        advice = f"write {close[0]}" if close else f"write one of {', '.join(ROOTS)}"
-        _refuse(f"{root[:_SHOWN_CHARACTERS]!r} is not known; {advice}")
+        meant = nearest(root, ROOTS) or f"one of {', '.join(ROOTS)}"
+        _refuse(f"{root[:_SHOWN_CHARACTERS]!r} is not known; write {meant}")
     return _ROOT_PARSERS[root](path)
 
 
@@ -444,8 +443,8 @@ def _step(path: Path) -> Placeholder:
     match path:
         case (str(step), str(field), *rest):
             if field not in STEP_FIELDS:
-                close = get_close_matches(field[:_SHOWN_CHARACTERS].lower(), STEP_FIELDS, n=1)
-                meant = f"steps.{step}.{close[0] if close else f'output.{field}'}"
+                near = nearest(field, STEP_FIELDS) or f"output.{field}"
+                meant = f"steps.{step}.{near}"
                 _refuse(f"a step has no {field[:_SHOWN_CHARACTERS]!r}; write {meant}")
             return StepPlaceholder(step=step, field=field, path=tuple(rest))
     _refuse("steps is followed by a step and a field; write steps.first.output")

@@ -1,6 +1,7 @@
 """A run that goes on with a corrected file: which of its work counts, and which begins anew.
 
-What is not done goes by the new file. What is done stays done if the file left it as it was: its
+What is not done goes by the new file, and by the files of items that have as many items as before.
+What is done stays done if the file left it as it was: its
 work, its items, its condition and what it depends on, and the same of all that it depends on. Where
 the file changed one of these, somebody has to say whether it is kept or runs again.
 
@@ -14,7 +15,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import starmap
 from pathlib import Path
@@ -44,7 +45,7 @@ from headgate.workflow.run_folder import (
 from headgate.workflow.run_record import FORMAT, FirstGenerations, Revision
 from headgate.workflow.run_tasks import recorded_tasks
 from headgate.workflow.step_requests import fields_read
-from headgate.workflow.workflow import FileItems, Step, Workflow
+from headgate.workflow.workflow import FileItems, Step, StepItems, Workflow
 
 OnChanged = Literal["keep", "rerun"]
 """What becomes of finished runs of steps that the new file changed."""
@@ -66,16 +67,18 @@ def revise(
 
     `check` raises for what the caller refuses. The run must be held by this process.
     """
-    if str(source.absolute()) == run.record.file and text == _text_of(run):
+    renewed = frozenset(_renewed_items(run))
+    is_same = str(source.absolute()) == run.record.file and text == _text_of(run)
+    if is_same and not renewed:
         check(run.workflow)
         return
     workflow = read_workflow(source, text, name=run.record.workflow)
     check(workflow)
     _check_config(run, workflow)
-    with _new_files(run, workflow, text) as (folder, items):
+    with _new_files(run, workflow, text, renewed) as (folder, items):
         done_work = _DoneWork(run)
         done_work.check_numbers(workflow, items)
-        steps = _changed_steps(run.workflow, workflow)
+        steps = _changed_steps(run.workflow, workflow, renewed)
         _check_outputs(run, workflow, done_work)
         after = _with_descendants(workflow, steps)
         done = {name: done_work.done[name] for name in after if name in done_work.done}
@@ -129,6 +132,15 @@ def changed_items(run: Run) -> Iterator[Path]:
                 yield path
 
 
+def _renewed_items(run: Run) -> Iterator[Path]:
+    """Give the changed files of items that a run can use: runs are known by their numbers."""
+    copies = _copies(run.workflow, run.files)
+    for path in changed_items(run):
+        with copies[path].open("rb") as copy:
+            if sum(1 for _ in normal_lines(path)) == sum(1 for _ in copy):
+                yield path
+
+
 def _is_same(path: Path, copy: Path) -> bool:
     digest = hashlib.sha256()
     for line in normal_lines(path):
@@ -152,9 +164,9 @@ def _copies(workflow: Workflow, folder: Path) -> dict[Path, Path]:
 
 @contextmanager
 def _new_files(
-    run: Run, workflow: Workflow, text: bytes
+    run: Run, workflow: Workflow, text: bytes, renewed: Collection[Path]
 ) -> Iterator[tuple[Path, Mapping[str, ItemSource]]]:
-    """Make a folder with the new file and its items; items of a file that stays are kept."""
+    """Make a folder with the new file and its items; those of files that stay are kept."""
     folder = run.path / "revision.new"
     with kept_in(run.path):
         shutil.rmtree(folder, ignore_errors=True)
@@ -163,7 +175,7 @@ def _new_files(
             write_file(folder / WORKFLOW, text)
             before = _copies(run.workflow, run.files)
             for path, copy in _copies(workflow, folder).items():
-                if path in before:
+                if path in before and path not in renewed:
                     _link(before[path], copy)
             yield folder, load_items(workflow, copies=folder)
         finally:
@@ -239,10 +251,21 @@ class _DoneWork:
         return is_done and not self._run.is_void(self._step_of(task), task)
 
 
-def _changed_steps(before: Workflow, now: Workflow) -> list[str]:
+def _changed_steps(before: Workflow, now: Workflow, renewed: Collection[Path]) -> list[str]:
     known = before.steps_by_id
-    return [step.id for step in now.steps
-            if step.id in known and _definition(step) != _definition(known[step.id])]  # fmt: skip
+    has_other_items: set[str] = set()
+    for step in ordered(now.steps):
+        match step.foreach:
+            case FileItems(path=path) if path in renewed:
+                has_other_items.add(step.id)
+            case StepItems(step=other) if other in has_other_items:
+                has_other_items.add(step.id)
+    return [
+        step.id
+        for step in now.steps
+        if step.id in known
+        and (step.id in has_other_items or _definition(step) != _definition(known[step.id]))
+    ]
 
 
 def _definition(step: Step) -> tuple[object, ...]:
@@ -265,7 +288,7 @@ def _undecided(workflow: Workflow, done: Mapping[str, int]) -> WorkflowError:
     steps = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     is_one = len(done) == 1 and sum(done.values()) == 1
     are, they = ("is", "it does or reads") if is_one else ("are", "they do or read")
-    problem = f"{steps} {are} done, and the new file changes what {they}"
+    problem = f"{steps} {are} done, and the change is in what {they}"
     advice = "--changed keep keeps the results, --changed rerun runs and pays again"
     return WorkflowError(workflow.file, f"{problem}; {advice}")
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any, NoReturn, TypeVar
 
 import yaml
 
 from headgate.core.money import to_micro_usd, to_written_limit_micro_usd
-from headgate.errors import InvalidAmountError, WorkflowError
+from headgate.core.text import did_you_mean, nearest
+from headgate.errors import InvalidAmountError, Problems, WorkflowError
 from headgate.providers.http_headers import FRAMING_HEADERS, HEADER_NAME
 from headgate.workflow.conditions import (
     Condition,
@@ -363,39 +362,6 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 Parsed = TypeVar("Parsed")
 
 
-MAX_PROBLEMS = 20
-
-
-class Problems:
-    """Collects what is wrong with parts of a file that can be read one without the other."""
-
-    def __init__(self) -> None:
-        self._found: list[WorkflowError] = []
-
-    @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Collect the error of the body, with others that came with it."""
-        try:
-            yield
-        except WorkflowError as error:
-            self._found += [error, *error.others]
-
-    @property
-    def has_any(self) -> bool:
-        """Whether anything was found."""
-        return bool(self._found)
-
-    def check(self) -> None:
-        """Raise what was collected, in the order of the file: one error with all the others."""
-        if not self._found:
-            return
-        found = sorted(self._found, key=lambda error: error.line or 0)[:MAX_PROBLEMS]
-        first = found[0]
-        raise WorkflowError(
-            first.file, first.problem, line=first.line, key=first.key, others=tuple(found[1:])
-        ) from None
-
-
 class Value:
     """One value of a file; a key path is made of keys and of numbers of list items."""
 
@@ -439,12 +405,11 @@ class Value:
         if not self.is_object:
             self._wrong(f"a mapping with the keys of {of}")
         entries = self.entries(of)
-        errors = Problems()
+        errors = Problems(WorkflowError)
         for key, value in entries.items():
             if key not in known:
-                close = get_close_matches(key[:_VALUE_CHARACTERS].lower(), known, n=1)
                 listed = f"write one of {', '.join(known)}"
-                advice = f"did you mean {close[0]}?" if close else listed
+                advice = did_you_mean(nearest(key, known), listed)
                 with errors.collected():
                     value.refuse(f"is not a key of {of}; {advice}")
         errors.check()

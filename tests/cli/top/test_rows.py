@@ -20,6 +20,7 @@ from headgate.api.schema.tasks import (
     StatsBody,
     WhyBody,
 )
+from headgate.cli.output import clock_time
 from headgate.cli.top import rows as top_rows
 from headgate.cli.top.panes import CALLS, SLOTS, WAITING, amount, note
 from headgate.cli.top.rows import budget_rows, left_text, spent_text
@@ -41,6 +42,7 @@ from headgate.cli.top.tables import (
 from headgate.core.call import CallState
 from headgate.core.slots.status import NextWakeBody, SlotBody, SlotListBody
 from headgate.core.task import TaskStatus
+from headgate.core.task_view import ProgressBody
 
 NOW = datetime(2030, 1, 31, 12, tzinfo=UTC).timestamp()
 
@@ -152,12 +154,15 @@ def task(task_id: str, **given: object) -> ShownTask:
 
 def test_what_runs_longest_comes_first_and_what_is_assigned_has_not_begun() -> None:
     service = ServiceState()
-    young = task("young", started_at=moment(-5), agent_id="a", target="t", action="x")
+    half = ProgressBody(fraction=0.5, text="12 of 24", at=moment(-1))
+    young = task(
+        "young", started_at=moment(-5), agent_id="a", target="t", action="x", progress=half
+    )
     given = task("given", state=TaskStatus.ASSIGNED, started_at=None, created_at=moment(-1))
     service.running = ShownTasks(tasks=(given, young, task("old")))
     rows = top_rows.running_rows(service, NOW)
     assert [row.key for row in rows] == ["old", "young", "given"]
-    assert texts(rows[1]) == ["young", "5.0 s", "2/3", "a", "p", "t", "x"]
+    assert texts(rows[1]) == ["young", "5.0 s", "2/3", "a", "p", "t", "x", "50 %, 12 of 24"]
     assert texts(rows[2])[1] == "assigned"
 
 
@@ -233,10 +238,14 @@ def test_a_slot_says_what_wakes_it_next_and_how_often_something_went_wrong() -> 
 def test_a_wake_that_will_be_skipped_is_not_counted_down_to() -> None:
     service = ServiceState()
     text = "13:05 Europe/Berlin: skipped, the window is open until 14:41"
-    wake = NextWakeBody(at=moment(90), mode="times", reason="", text=text, is_skipped=True)
+    until = moment(6_060)
+    wake = NextWakeBody(
+        at=moment(90), mode="times", reason="", text=text, is_skipped=True, open_until=until
+    )
     service.slots = SlotListBody(slots=[slot(next_wake=wake)], count=1)
     (row,) = top_rows.slot_rows(service, NOW)
-    assert texts(row)[5:] == ["skipped", "at times of day", "0", "the window is open until 14:41"]
+    words = f"the window is open until {clock_time(until)}"
+    assert texts(row)[5:] == ["skipped", "at times of day", "0", words]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])

@@ -295,6 +295,7 @@ class Connection(asyncio.Protocol):
         self._is_in_message = False
         self._last_bytes = b""
         self._untaken_bytes = 0
+        self._head_bytes = 0
         self._seat: Seat
         self._start_afresh()
 
@@ -351,6 +352,17 @@ class Connection(asyncio.Protocol):
             self._read(data[start:end])
             start = end
         self._last_bytes = (self._last_bytes + data[-3:])[-3:]
+        unfinished = self._framing_bytes if self._is_in_head else 0
+        if unfinished != self._head_bytes:
+            self._keep_head(unfinished)
+
+    def _keep_head(self, size: int) -> None:
+        """Count a head that comes in pieces as held; most come in one."""
+        more, self._head_bytes = size - self._head_bytes, size
+        if more < 0:
+            self._seat.let_go(-more)
+        elif not self._seat.hold(more):
+            self._refuse_bytes()
 
     def _stop_in(self, data: bytes, start: int) -> int:
         if self._length:
@@ -472,10 +484,13 @@ class Connection(asyncio.Protocol):
         if self._body_bytes > self._most_bytes:
             self._refuse(too_large(self._most_bytes))
         elif not has_room:
-            pool = self._shared.shares.bytes
-            line = f"{pool.of(self._seat.holder.key):,} bytes of your requests and answers are held"
-            advice = "take your answers, and send less at a time"
-            self._refuse(ApiError("limit_reached", f"{line}, of {pool.most:,} in all; {advice}"))
+            self._refuse_bytes()
+
+    def _refuse_bytes(self) -> None:
+        pool = self._shared.shares.bytes
+        line = f"{pool.of(self._seat.holder.key):,} bytes of your requests and answers are held"
+        advice = "take your answers, and send less at a time"
+        self._refuse(ApiError("limit_reached", f"{line}, of {pool.most:,} in all; {advice}"))
 
     def on_message_complete(self) -> None:
         """Hand the request over, or let it wait for those before it."""

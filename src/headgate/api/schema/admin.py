@@ -288,6 +288,17 @@ class OverrideBody(msgspec.Struct, kw_only=True, rename="camel"):
     """Who changed it."""
 
 
+class VariableBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
+    """An environment variable that the settings refer to; its value is never told."""
+
+    name: str
+    """Its name."""
+    is_set: bool
+    """Whether the node was started with it."""
+    problem: str = ""
+    """Why what it has is no key, if it is to hold one."""
+
+
 class SettingsBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """The settings of a node as they are in force, and what became of the file."""
 
@@ -302,6 +313,8 @@ class SettingsBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
     """What was changed beside the file."""
     needs_restart: list[ChangeBody]
     """What the file says otherwise and waits for a restart."""
+    variables: list[VariableBody] = []
+    """The environment variables that the settings refer to."""
     last_reload: LastReloadBody | None = None
     """The last reload of this node since its start."""
 

@@ -13,7 +13,7 @@ import msgspec
 
 from headgate.core.retention import MAX_ENDED_TASKS, TASK_RETENTION_SECONDS
 from headgate.core.task import TaskStatus
-from headgate.core.task_view import ClosureBody, HeldBody, TaskSnapshot
+from headgate.core.task_view import ClosureBody, HeldBody, ProgressBody, TaskSnapshot
 from headgate.storage.tokens import Permission
 
 Details = dict[str, str | int | float | bool | None]
@@ -115,6 +115,8 @@ class WhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
     """The slot that it names or got."""
     slots: tuple[SlotRoomBody, ...] = ()
     """The slots that it may get."""
+    progress: ProgressBody | None = None
+    """How far a task that runs says that it is."""
 
 
 class LimitsBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -11,11 +11,22 @@ from headgate.core.task import TaskStatus
 from headgate.core.task_view import TaskSnapshot
 
 
-class RunningBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class ReportBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far an attempt is; what is out of bounds is cut to them."""
+
+    fraction: float | None = None
+    """From 0 to 1."""
+    text: str = ""
+    """One line of at most 200 characters."""
+
+
+class RunningBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """One attempt that a worker has under way."""
 
     task_id: str
     attempt: int
+    progress: ReportBody | None = None
+    """How far it is. Without it, what was said last stays. At most one a second is kept."""
 
 
 class ClaimBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -58,6 +69,8 @@ class ClaimedBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Ids that are no longer its own."""
     gateway: dict[str, GatewayBody] | msgspec.UnsetType = msgspec.UNSET
     """For tasks that may call models as their own: address, token and protocols, by task."""
+    waited_seconds: float | msgspec.UnsetType = msgspec.UNSET
+    """How long the claim had waited when its lease was renewed; left out if it had not waited."""
 
 
 class HeartbeatBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

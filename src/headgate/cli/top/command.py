@@ -40,7 +40,7 @@ Examples:
 @json_option
 @click.pass_context
 def top(context: click.Context, /, *, connection: Connection, as_json: bool) -> None:
-    """Show live who runs, who waits and why, and what it costs.
+    """Show live what runs, what waits and why, and what it costs.
 
     Press ? for the keys, q to quit. It needs a token with the permission read; a token of one
     project or agent shows only that. With --json it prints one snapshot and ends.

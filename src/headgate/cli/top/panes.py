@@ -102,6 +102,7 @@ RUNNING = PaneKind(
         _text("project", 10),
         _text("target", 9),
         _text("action", 10),
+        _text("progress", 12, from_width=94),
     ),
     rows.running_rows,
     "Nothing runs.",

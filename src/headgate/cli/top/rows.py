@@ -12,6 +12,7 @@ from datetime import datetime
 from headgate.api.schema.admin import LaneBody, ProjectBody
 from headgate.api.schema.calls import CallWhyBody
 from headgate.api.schema.tasks import BudgetStatusBody, WhyBody
+from headgate.cli.slot import wake_reason
 from headgate.cli.top.service_state import ServiceState, ShownTask, UpstreamCalls
 from headgate.cli.top.tables import (
     BAD,
@@ -127,6 +128,7 @@ def _running(task: ShownTask, now: float) -> Row:
         text_cell(task.project_id),
         text_cell(task.target or "(default)"),
         text_cell(task.action),
+        text_cell("" if task.progress is None else task.progress.words),
     )
     return Row(key=task.task_id, cells=cells)
 
@@ -204,7 +206,7 @@ def _held_because(slot: SlotBody) -> str:
     why = slot.wait_reason or slot.disabled_reason or slot.last_error
     if not why and slot.next_wake is not None and slot.next_wake.is_skipped:
         # The column before says that the wake is skipped, and when it would have come.
-        return slot.next_wake.text.partition("skipped, ")[2]
+        return wake_reason(slot.next_wake)
     if not why and slot.no_wake_reason:
         return f"no wake: {slot.no_wake_reason}"
     state = state_words(slot.state)

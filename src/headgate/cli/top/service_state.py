@@ -22,7 +22,7 @@ from headgate.client.requests import Query
 from headgate.core.call import CallState
 from headgate.core.slots.status import SlotListBody
 from headgate.core.task import TaskStatus
-from headgate.core.task_view import CONTENTS
+from headgate.core.task_view import CONTENTS, ProgressBody
 
 # Which question a screen asks next, and how many a second.
 #
@@ -160,6 +160,7 @@ class ShownTask(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     attempt: int = 0
     max_attempts: int = 1
     priority: int = 0
+    progress: ProgressBody | None = None
 
 
 def query_of_tasks(states: str, wanted: str = "") -> Query:

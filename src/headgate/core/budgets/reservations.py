@@ -57,8 +57,8 @@ class Answer(Enum):
 
     MOVE = "moves"
     STAY = "the lease is renewed"
-    REPEAT = "the same again"
-    REPEAT_IF_SAME = "the same again; refused if the parameters differ"
+    REPEAT = "answered as before"
+    REPEAT_IF_SAME = "answered as before; refused if the parameters differ"
     REFUSE = "refused"
 
 
@@ -332,7 +332,7 @@ def unknown_reservation(reservation_id: str, call: Call) -> IllegalSettlementErr
 def rules_table_markdown() -> str:
     """Draw the rules as a Markdown table; the documentation shows this text."""
     lines = [
-        "| state | call | answer | what it weighs then, or why not |",
+        "| state | call | answer | what then counts against limits, or why the call is refused |",
         "| --- | --- | --- | --- |",
     ]
     lines += [_row("unknown id", call, UNKNOWN_RULES[call]) for call in Call]

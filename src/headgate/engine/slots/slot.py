@@ -110,14 +110,15 @@ class SlotSetup(msgspec.Struct, frozen=True, kw_only=True):
 
     `read_key` raises `InvalidSettingError` where the key cannot be read. It is asked for each
     request, so that a key file may be replaced, and no key is kept. `key_mark` is cheap, and
-    returns something else once the key may be another. `config_for` returns the configuration
-    with a key.
+    returns something else once the key may be another. `key_place` is the variable or the file
+    that has it. `config_for` returns the configuration with a key.
     """
 
     config: SlotConfig
     provider: Provider
     read_key: Callable[[], str]
     is_logging: bool = True
+    key_place: str = ""
     key_mark: Callable[[], object] = _no_mark
     config_for: Callable[[str], SlotConfig] | None = None
 
@@ -371,10 +372,13 @@ class KeySlot:
             self.polls["observed"] += 1
             slot_log.observed(self.trail, self.config, done)
 
-    async def refuse_key(self, status: int, key_place: str) -> None:
-        """Disable the slot: its provider refused the key to real traffic."""
+    async def refuse_key(self, status: int, key: str) -> None:
+        """Disable the slot: its provider refused the key to real traffic, if it has that one."""
+        if self.setup.read_key() != key:
+            return
         await self.begin()
-        step = partial(refuse_key, config=self.config, status=status, key_place=key_place)
+        place = self.setup.key_place
+        step = partial(refuse_key, config=self.config, status=status, key_place=place)
         row = await self.shared.rows.step((self.name,), step)
         if row is not None:
             slot_log.disabled(self.trail, self.name, row)

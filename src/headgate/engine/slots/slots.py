@@ -22,6 +22,7 @@ from headgate.engine.slots.slot import KeySlot, LoopHealth, Shared, SlotSetup, S
 from headgate.engine.slots.slot_log import SlotTrail
 from headgate.engine.supervisor import Pulse, Supervisor
 from headgate.errors import (
+    HeadgateError,
     SlotNotFoundError,
     StoreUnavailableError,
 )
@@ -157,6 +158,7 @@ class Slots:
         self._listeners: list[Listener] = []
         self._retired: list[Provider] = []
         self._supervisor: Supervisor | None = None
+        self._refusing: set[asyncio.Future[None]] = set()
         self._is_prepared = False
         self._place(setups)
 
@@ -246,23 +248,42 @@ class Slots:
         if slot is not None:
             slot.read_soon()
 
-    def observe(self, name: str, status: int, headers: Mapping[str, str], now: float) -> None:
+    def observe(
+        self,
+        name: str,
+        status: int,
+        headers: Mapping[str, str],
+        now: float,
+        *,
+        refused_key: str = "",
+    ) -> None:
         """Learn from a response to a request that was sent with the key of a slot, whoever sent it.
 
         So a quota that is told by headers is known while traffic flows, and nobody has to ask for
         it. The names of headers are in lower case; a name that no slot has changes nothing. It
-        returns at once: what matters is stored within a second.
+        returns at once: what matters is stored within a second. A `refused_key` disables the slot.
         """
         slot = self._slots.get(name)
-        if slot is not None:
-            slot.observe(status, headers, now)
+        if slot is None:
+            return
+        slot.observe(status, headers, now)
+        if refused_key:
+            refusing = asyncio.ensure_future(self.refuse_key(name, status, refused_key))
+            self._refusing.add(refusing)
+            refusing.add_done_callback(self._refusing.discard)
 
-    async def refuse_key(self, name: str, status: int, key_place: str) -> None:
-        """Disable a slot whose key, which lies at a place, was refused to real traffic.
+    async def refuse_key(self, name: str, status: int, key: str) -> None:
+        """Disable a slot whose key was refused to real traffic; the log says what became of it.
 
-        Raises `SlotNotFoundError`, or `StoreError` if nobody could be told.
+        A key that was replaced while the request was under way says nothing about the new one.
         """
-        await self._slot(name).refuse_key(status, key_place)
+        try:
+            await self._slot(name).refuse_key(status, key)
+        except HeadgateError as error:
+            log.error(
+                "a key was refused, and its slot could not be disabled",
+                slot=name, status=status, why=str(error),
+            )  # fmt: skip
 
     def loops(self, name: str) -> tuple[asyncio.Task[None] | None, ...]:
         """Return what runs the loops of a slot, its wake loop first."""
