@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from api.asgi_client import answer_of
+from engine.one_service import Service, play
 from executors.endpoint import reply_json, running_endpoint
 from headgate.app import build_app, build_service
 from headgate.client.worker import order_of
@@ -26,7 +27,7 @@ from headgate.core.lifecycle import Failed, Limited, Outcome, Succeeded, Usage
 from headgate.core.task import Submission, read_traceparent
 from headgate.core.task_view import TaskSnapshot
 from headgate.errors import InvalidSettingError
-from headgate.executors.executor import WorkOrder
+from headgate.executors.executor import RemoteExecutor, Room, WorkOrder
 from headgate.telemetry import Telemetry, build_telemetry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -89,6 +90,41 @@ def executed(telemetry: Telemetry, outcome: Outcome, **fields: Any) -> WorkOrder
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
     return {span.name: span for span in exporter.get_finished_spans()}
+
+
+class RemoteWork(Work):
+    """An executor whose work goes on elsewhere, and that has no room."""
+
+    def __init__(self) -> None:
+        super().__init__(Succeeded())
+        self.was_asked = asyncio.Event()
+        self.left: list[str] = []
+
+    def leave(self, task_id: str) -> None:
+        self.left.append(task_id)
+
+    async def room(self) -> Room | None:
+        self.was_asked.set()
+        return Room(free=0)
+
+
+def test_a_traced_target_elsewhere_is_asked_for_its_room(telemetry: Telemetry) -> None:
+    async def scenario(service: Service) -> None:
+        work = RemoteWork()
+        service.engine.executors = {"ray": telemetry.traced("ray", work)}
+        async with asyncio.timeout(60):
+            await work.was_asked.wait()
+
+    play(scenario)
+
+
+def test_a_traced_executor_is_remote_if_what_it_traces_is(telemetry: Telemetry) -> None:
+    work = RemoteWork()
+    remote = telemetry.traced("ray", work)
+    assert isinstance(remote, RemoteExecutor)
+    remote.leave("tsk_1")
+    assert work.left == ["tsk_1"]
+    assert not isinstance(telemetry.traced("llm", Work(Succeeded())), RemoteExecutor)
 
 
 def test_an_attempt_and_its_wait_are_spans_of_the_clients_trace(

@@ -22,7 +22,7 @@ from headgate.core.events import shortened_error
 from headgate.core.lifecycle import Cancelled, Failed, Limited, Lost, Outcome, Succeeded
 from headgate.core.money import to_usd_float
 from headgate.errors import InvalidSettingError
-from headgate.executors.executor import Executor, RemoteExecutor, WorkOrder
+from headgate.executors.executor import Executor, RemoteExecutor, Room, WorkOrder
 from headgate.extras import naming_extras
 from headgate.providers.usage import counted_tokens
 
@@ -93,6 +93,8 @@ class Telemetry:
 
     def traced(self, target: str, executor: Executor) -> Executor:
         """Return an executor that does the same, and is seen."""
+        if isinstance(executor, RemoteExecutor):
+            return TracedRemoteExecutor(self, target, executor)
         return TracedExecutor(self, target, executor)
 
     async def execute(self, target: str, executor: Executor, order: WorkOrder) -> Outcome:
@@ -213,13 +215,26 @@ class TracedExecutor:
         self._executor = executor
         self.open = executor.open
         self.close = executor.close
-        if isinstance(executor, RemoteExecutor):
-            self.leave = executor.leave
-            self.room = executor.room
 
     async def execute(self, order: WorkOrder) -> Outcome:
         """Do the work, and say what came of it."""
         return await self._telemetry.execute(self._target, self._executor, order)
+
+
+class TracedRemoteExecutor(TracedExecutor):
+    """A traced executor whose work goes on elsewhere; its type says so, as any other's does."""
+
+    def __init__(self, telemetry: Telemetry, target: str, executor: RemoteExecutor) -> None:
+        super().__init__(telemetry, target, executor)
+        self._remote = executor
+
+    def leave(self, task_id: str) -> None:
+        """Let the work of a task go on when its coroutine is cancelled: another finds it."""
+        self._remote.leave(task_id)
+
+    async def room(self) -> Room | None:
+        """Say how many more tasks could begin now; None while that is not known."""
+        return await self._remote.room()
 
 
 def build_telemetry(environ: Mapping[str, str] = os.environ) -> Telemetry:

@@ -391,6 +391,29 @@ async def test_a_full_disk_heals_by_itself(small_disk: Path) -> None:
         await scene.submit("new", submission=LARGE)
 
 
+async def test_new_work_never_takes_what_is_kept_back_for_a_full_disk(small_disk: Path) -> None:
+    """Otherwise nothing is left of it for a restart, when somebody else fills the disk at once."""
+    path = small_disk / "tasks.db"
+    place = Place(
+        "sqlite", lambda clock, ledger: SqliteTaskStore(path, clock=clock, keeps_ledger=ledger)
+    )
+    async with place.scene() as scene:
+        await scene.run("running")
+        reserve = path.with_name("tasks.db-reserve")
+        assert reserve.exists()
+        # The store has just measured its room when somebody else takes all of it.
+        _fill(small_disk)
+        answer: object = None
+        for number in range(9):
+            answer = await _asked(scene, scene.new(f"t{number}", submission=LARGE))
+            if not isinstance(answer, Queued):
+                break
+        assert isinstance(answer, TurnedAway)
+        assert reserve.exists()
+        await scene.settle("running")
+        assert await scene.states("running") == ["done"]
+
+
 async def _asked(scene: Scene, new: NewTask) -> object:
     try:
         return await scene.ask(new)

@@ -126,6 +126,7 @@ class PostgresTransaction:
     """
 
     dialect = Dialect.POSTGRES
+    was_full = False
 
     def __init__(self, connection: psycopg.Connection[Row], begin_sql: str) -> None:
         self._connection = connection

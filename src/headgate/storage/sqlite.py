@@ -91,6 +91,7 @@ class SqliteTransaction:
         self._connection = connection
         self._path = path
         self._reserve = reserve
+        self.was_full = False
 
     def run(self, sql: str | Lookup, parameters: Parameters = ()) -> None:
         """Run a statement that returns nothing of interest."""
@@ -108,7 +109,7 @@ class SqliteTransaction:
         try:
             return self._cursor.execute(sql, parameters).fetchall()
         except apsw.Error as error:
-            raise translated(error, self._path) from error
+            raise self._translated(error) from error
 
     def read_all(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Run statements that do not depend on each other, and return the rows of each."""
@@ -140,6 +141,7 @@ class SqliteTransaction:
 
     def measure(self, *, is_limited: bool) -> StoreSize:  # noqa: ARG002
         """Return how large the file is without its free pages, and what is free on its disk."""
+        self.was_full = False
         page_bytes, pages, free_pages = (
             self.read(f"PRAGMA {name}")[0][0]
             for name in ("page_size", "page_count", "freelist_count")
@@ -175,6 +177,11 @@ class SqliteTransaction:
                 self.read("RELEASE inner_step")
             raise
         self.read("RELEASE inner_step")
+
+    def _translated(self, error: apsw.Error) -> StoreError:
+        problem = translated(error, self._path)
+        self.was_full = self.was_full or isinstance(problem, StoreFullError)
+        return problem
 
 
 RESERVE_FILE_BYTES = 8 * 2**20

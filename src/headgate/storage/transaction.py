@@ -144,6 +144,10 @@ class Transaction(Protocol):
     def dialect(self) -> Dialect:
         """The database that is spoken to."""
 
+    @property
+    def was_full(self) -> bool:
+        """Whether the disk had no room since it was last measured."""
+
     def run(self, sql: str | Lookup, parameters: Parameters = ()) -> None:
         """Run a statement that returns nothing of interest; an error may show at the next step."""
 

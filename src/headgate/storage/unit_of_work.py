@@ -633,6 +633,7 @@ class Disk:
     def look(self, transaction: Transaction, now: float, max_bytes: int | None) -> None:
         """Measure how large the store is, unless that was done just now."""
         is_new = 0 <= now - self._measured_at < SAMPLE_SECONDS and max_bytes == self._size.max_bytes
+        is_new = is_new and not transaction.was_full
         if not is_new or self._taken_bytes > MAX_TAKEN_BYTES or self._size.excess_bytes:
             self.measure(transaction, now, max_bytes)
 

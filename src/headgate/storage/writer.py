@@ -115,7 +115,9 @@ class Job:
         self.error = RuntimeError(f"an operation raised {error!r}") if is_stop else error
 
 
-def perform(database: Database, jobs: Sequence[Job], *, tries: int = TRIES) -> None:
+def perform(
+    database: Database, jobs: Sequence[Job], *, tries: int = TRIES, was_full: bool = False
+) -> None:
     """Run jobs in one transaction, once more if it got lost; each has an answer or an error."""
     try:
         _perform_once(database, jobs)
@@ -127,9 +129,12 @@ def perform(database: Database, jobs: Sequence[Job], *, tries: int = TRIES) -> N
             _fail(jobs, error)
     except StoreFullError as error:
         database.rollback()
-        # What was kept back for this is enough to end tasks and to delete some.
-        if tries > 1 and database.make_room():
-            perform(database, jobs, tries=tries - 1)
+        # At the second look new work is refused. If it still does not fit, what was kept back for
+        # this is enough to end tasks and to delete some.
+        if tries > 1 and not was_full:
+            perform(database, jobs, tries=tries, was_full=True)
+        elif tries > 1 and database.make_room():
+            perform(database, jobs, tries=tries - 1, was_full=True)
         else:
             _fail(jobs, error)
     # Whoever runs the jobs must outlive whatever they do; their callers get the error.
