@@ -16,13 +16,13 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "engine/test_claims.py::test_no_claim_passes_a_dollar_budget",
         "engine/test_claims.py::test_no_claim_passes_a_token_budget",
     ),
-    "If a tenant claims more than its reservation": (
+    "If a tenant reports a cost above its reservation": (
         "budgets/test_claims_stateful.py::test_tenants_on_the_ledger_in_memory",
         "budgets/test_claims_stateful.py::test_tenants_on_the_sqlite_ledger",
         "budgets/test_claims_stateful.py::test_tenants_on_the_redis_ledger",
         *HARMLESS,
     ),
-    "A tenant with an unrestricted token may claim more": (
+    "If a tenant with an unrestricted token reports": (
         ("tenants/test_harms.py::test_a_token_that_is_bound_to_nothing_carries_no_budget_to_minus"),
     ),
     "If webhook receivers of one project hang": (
@@ -31,7 +31,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
             "::test_receivers_of_one_project_that_hang_delay_those_of_no_other"
         ),
     ),
-    "The tokens of a project together charge": (
+    "The tokens of a project together can charge": (
         (
             "api/test_budgets_api.py"
             "::test_a_tenant_charges_a_bounded_number_of_scopes_and_others_are_not_counted"
@@ -41,7 +41,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "api/test_auth.py::test_a_retry_charges_what_its_caller_may_charge",
         "api/test_submission.py::test_a_retry_is_trusted_where_both_of_its_senders_are",
     ),
-    "A restricted token sees the numbers of": (
+    "A restricted token can read the amounts of": (
         (
             "api/test_budgets_api.py"
             "::test_a_bound_token_is_told_no_figures_of_budgets_that_are_not_its_own"
@@ -67,18 +67,18 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "However many connections, streams or bytes": (
         "api/test_shares.py::test_however_many_take_all_they_can_the_next_finds_room",
     ),
-    "However busy one tenant keeps a node": (
+    "However many requests one tenant sends to": (
         (
             "service/test_signs_of_life.py"
             "::test_a_busy_node_loses_neither_its_tasks_nor_the_dispatcher"
         ),
     ),
-    "No request and no answer of a": (
+    "Large requests and large answers of targets": (
         "api/test_slices.py::test_no_route_holds_the_loop_for_all_of_its_rows",
         "api/test_submission.py::test_a_megabyte_of_any_json_is_judged_in_short_steps",
         "providers/test_http_client.py::test_no_answer_holds_the_loop",
     ),
-    "Idle connections never take the file descriptors": (
+    "Idle connections never use up the file descriptors": (
         "service/test_descriptors.py::test_idle_connections_leave_descriptors_for_tasks",
         (
             "service/test_descriptors.py"
@@ -100,11 +100,11 @@ PROOFS: dict[str, tuple[str, ...]] = {
     "A tenant gets": (
         "tenants/test_harms.py::test_what_belongs_to_others_is_answered_like_what_does_not_exist",
     ),
-    "No worker and no target can close a slot": (
+    "No worker and no target can stop the use of a slot": (
         "api/test_closures.py::test_a_worker_that_says_a_day_pauses_its_own_agent_and_no_slot",
         "api/test_closures.py::test_a_target_closes_itself_whatever_slot_a_task_names",
     ),
-    "Only the projects in the `projects` of a slot": (
+    "Only the projects that a slot's `projects` lists": (
         "api/test_closures.py::test_a_slot_of_other_projects_is_not_there",
     ),
     "No webhook reaches a cloud's metadata address": (
@@ -126,7 +126,9 @@ PROOFS: dict[str, tuple[str, ...]] = {
 
 def promises() -> list[str]:
     text = PAGE.read_text()
-    section = text.split("## What tenants can rely on\n")[1].split("What remains is up to you")[0]
+    section = text.split("## What tenants can rely on\n")[1].split(
+        "You must do the following yourself"
+    )[0]
     return re.findall(r"^- (.+)$", section, re.MULTILINE)
 
 
