@@ -58,6 +58,7 @@ from typing import Any, Generic, TypeVar
 
 FAR = "some far day"
 
+
 def utc_time(seconds: float) -> str:
     """Return a time to the second; one that no calendar reaches is far away."""
     try:
@@ -65,7 +66,9 @@ def utc_time(seconds: float) -> str:
     except (OverflowError, OSError, ValueError):
         return FAR
 
+
 MICRO_PER_USD = 1_000_000
+
 
 class HeadgateError(Exception):
     """The base of everything that Headgate raises on purpose."""
@@ -73,6 +76,7 @@ class HeadgateError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         # The inherited way calls __init__ with the line for people, which fits few of its children.
         return _restored, (type(self), self.args, dict(vars(self)))
+
 
 def _restored(
     kind: type[HeadgateError], args: tuple[object, ...], fields: dict[str, object]
@@ -83,6 +87,7 @@ def _restored(
     vars(error).update(fields)
     return error
 
+
 class CallerError(HeadgateError, ValueError):
     """The caller's input is wrong; trying again unchanged cannot help.
 
@@ -90,6 +95,7 @@ class CallerError(HeadgateError, ValueError):
     """
 
     others: tuple[CallerError, ...] = ()
+
 
 class InvalidFieldError(CallerError):
     """One named field of an input has a value that cannot be used."""
@@ -99,8 +105,10 @@ class InvalidFieldError(CallerError):
         self.field = field
         self.problem = problem
 
+
 class InvalidSnapshotError(InvalidFieldError):
     """A scheduler snapshot holds a value from which no decision can be made."""
+
 
 class InvalidSettingError(InvalidFieldError):
     """A setting is outside its range, or contradicts another one.
@@ -116,9 +124,11 @@ class InvalidSettingError(InvalidFieldError):
         if source:
             self.args = (f"{field}: {problem} ({source})",)
 
+
 MAX_PROBLEMS = 20
 
 Wrong = TypeVar("Wrong", bound=CallerError)
+
 
 class Problems(Generic[Wrong]):
     """Collects what is wrong with parts of a file that can be read one without the other."""
@@ -153,14 +163,18 @@ class Problems(Generic[Wrong]):
         first.others = tuple(others)
         raise first from None
 
+
 class MissingPackageError(InvalidSettingError):
     """A setting needs a package that is not installed."""
+
 
 class InvalidScopeError(InvalidFieldError):
     """A budget scope is not a path of `kind:name` parts."""
 
+
 class InvalidAmountError(InvalidFieldError):
     """An amount of money or tokens cannot be booked."""
+
 
 class InvalidTaskError(InvalidFieldError):
     """A submitted task cannot be taken as it is; `code` is one that programs can rely on.
@@ -173,6 +187,7 @@ class InvalidTaskError(InvalidFieldError):
         self.args = (message,)
         self.code = code
 
+
 class SlotNotFoundError(CallerError):
     """No slot of this name is configured."""
 
@@ -180,6 +195,7 @@ class SlotNotFoundError(CallerError):
         advice = "see `headgate slot list` for those that are"
         super().__init__(f"there is no slot {name[:64]!r}; {advice}")
         self.name = name
+
 
 class WorkflowError(CallerError):
     """A workflow file cannot be run as it is written, or a file of items that it names.
@@ -196,6 +212,7 @@ class WorkflowError(CallerError):
         self.key = key
         self.problem = problem
 
+
 class BudgetMismatchError(CallerError):
     """A budget exists already, with another limit; both are in words, such as `$50.00`."""
 
@@ -204,6 +221,7 @@ class BudgetMismatchError(CallerError):
         super().__init__(f"{line}; say the same, or change it with `{change}`")
         self.scope, self.existing, self.wanted = scope, existing, wanted
 
+
 class NameTakenError(CallerError):
     """A token of this name is good already."""
 
@@ -211,6 +229,7 @@ class NameTakenError(CallerError):
         line = f"the token {token_id} has the name {name!r} already; choose another name"
         super().__init__(f"{line}, or end it with headgate token revoke {token_id}")
         self.name, self.token_id = name, token_id
+
 
 class AdjustmentError(InvalidFieldError):
     """An operator wants to take, accept or reject more than there is; nothing was changed."""
@@ -223,6 +242,7 @@ class AdjustmentError(InvalidFieldError):
         )
         super().__init__(field, f"{line} in its window; name at most that")
         self.scope, self.unit, self.wanted, self.there = scope, unit, wanted, there
+
 
 class IllegalMoveError(CallerError):
     """A state machine was asked for a move that its table does not have."""
@@ -245,14 +265,18 @@ class IllegalMoveError(CallerError):
         self.wanted = wanted
         self.allowed = allowed
 
+
 class IllegalTransitionError(IllegalMoveError):
     """A task cannot make this move; see the transition table in `headgate.core.task`."""
+
 
 class IllegalSettlementError(IllegalMoveError):
     """A reservation cannot make this move; `headgate.core.budgets.reservations` has the table."""
 
+
 class LimitReachedError(HeadgateError):
     """The request is fine, but there is no room for it now."""
+
 
 class BudgetExceededError(LimitReachedError):
     """A budget has no room for the amount, and no scope has reserved anything.
@@ -322,9 +346,11 @@ class BudgetExceededError(LimitReachedError):
             return first_of_kind(self.live, self.unit)
         return _outline(self.scope or "(root)", self._advice)
 
+
 _RAISE = "raise the limit"
 _LONGEST_EXCEEDED = 2_000
 _EXCEEDED = re.compile(r"Budget exceeded: .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
+
 
 def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
     """Return the error of a task for a tenant, without the figures of budgets it may not read."""
@@ -336,18 +362,22 @@ def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
     may_read_it = may_read("" if scope == "(root)" else scope)
     return to_tenant(error if may_read_it else _outline(scope, advice))
 
+
 def to_tenant(line: str) -> str:
     """Return a line about a budget without room for whoever cannot change the limit."""
     return line.replace(_RAISE, "ask an operator for a higher limit")
 
+
 def _outline(scope: str, advice: str) -> str:
     return f"Budget exceeded: the limit of scope {scope} has no room for it; {advice}"
+
 
 def first_of_kind(live: int, unit: str) -> str:
     """Say why work waits that is the first of its kind, or one of the first."""
     which = "first of its kind" if live == 1 else f"{live} of the first of its kind are in flight"
     key = "estimate_usd" if unit == "micro_usd" else "estimate_tokens"
     return f"{which}; set `{key}` on the target to run them in parallel"
+
 
 def _exact(amount: int, unit: str) -> str:
     if unit != "micro_usd":
@@ -356,6 +386,7 @@ def _exact(amount: int, unit: str) -> str:
     decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
     return f"{'-' if amount < 0 else ''}${dollars}.{decimals}"
 
+
 def _in_full(amount: int, unit: str) -> str:
     """Return an amount with four decimals of a dollar, or with all where it has more."""
     if unit != "micro_usd" or amount % 100:
@@ -363,12 +394,14 @@ def _in_full(amount: int, unit: str) -> str:
     dollars, rest = divmod(amount, MICRO_PER_USD)
     return f"${dollars}.{rest // 100:04d}"
 
+
 def _advice(resets_at: float | None, *, may_clear: bool) -> str:
     if not may_clear:
         return f"waiting does not help, {_RAISE} or lower max_tokens or the estimate"
     if resets_at is None:
         return f"reservations in flight may free room, try again later or {_RAISE}"
     return f"room is freed at {utc_time(resets_at)}, wait for it or {_RAISE}"
+
 
 class WindowOpenError(LimitReachedError):
     """A slot was to be woken whose window is open; `resets_at` is when it ends, in Unix seconds."""
@@ -378,6 +411,7 @@ class WindowOpenError(LimitReachedError):
         super().__init__(f"slot {name}: the window is open{until}; a wake can open it after that")
         self.name = name
         self.resets_at = resets_at
+
 
 class SlotUnavailableError(LimitReachedError):
     """A slot sends nothing now; `reason` says why and what to do."""
@@ -389,6 +423,7 @@ class SlotUnavailableError(LimitReachedError):
         self.reason = reason
         self.until = until
 
+
 class TooManyWaitingError(LimitReachedError):
     """As many tasks wait in this process as may wait; nothing was queued."""
 
@@ -397,6 +432,7 @@ class TooManyWaitingError(LimitReachedError):
         super().__init__(f"{most} tasks wait for {resource!r}, and no more may; {advice}")
         self.resource = resource
         self.most = most
+
 
 class PermitTimeoutError(LimitReachedError, TimeoutError):
     """There was no permit in time; nothing is queued any more.
@@ -427,6 +463,7 @@ class PermitTimeoutError(LimitReachedError, TimeoutError):
         self.timeout = timeout
         self.agents_most = agents_most
 
+
 class SchedulerClosedError(LimitReachedError):
     """An in-process scheduler was shut down; it grants nothing any more."""
 
@@ -434,17 +471,22 @@ class SchedulerClosedError(LimitReachedError):
         super().__init__(f"the scheduler of {resource!r} was shut down; make another")
         self.resource = resource
 
+
 class StoreError(HeadgateError):
     """What keeps tasks or money did not answer, or answered wrongly."""
+
 
 class StoreUnavailableError(StoreError):
     """The store could not be asked; trying again may help."""
 
+
 class UnfitValueError(StoreError):
     """A value that the database cannot take, as it is; trying again does not help."""
 
+
 class NotTakingWorkError(StoreUnavailableError):
     """This node was told to take no work; unlike a driver's, its line may be shown to anybody."""
+
 
 class NotDispatchingError(StoreError):
     """Only the node that dispatches can answer; `address` is where it serves, if it does."""
@@ -454,6 +496,7 @@ class NotDispatchingError(StoreError):
         super().__init__(f"this node does not dispatch; {where}")
         self.address = address
 
+
 class StaleWorkerError(CallerError):
     """A worker is not known, or not any more; what it runs is not its own."""
 
@@ -462,8 +505,10 @@ class StaleWorkerError(CallerError):
         super().__init__(f"worker {worker_id[:64]!r} is not known any more; {advice}")
         self.worker_id = worker_id
 
+
 class StaleEpochError(StoreError):
     """A dispatcher wrote under an epoch that is over; another node dispatches now."""
+
 
 class DirectoryInUseError(StoreError):
     """Another process has the data directory; one at a time may use it."""
@@ -477,11 +522,14 @@ class DirectoryInUseError(StoreError):
         self.pid = pid
         self.address = address
 
+
 class LedgerUnavailableError(StoreUnavailableError):
     """The ledger could not be asked; nothing was granted, and trying again may help."""
 
+
 class StoreFullError(LedgerUnavailableError):
     """The disk of the store is full; what adds nothing may still work, and room may come back."""
+
 
 class ServiceError(HeadgateError):
     """A service was asked over HTTP and did not do it.
@@ -509,8 +557,10 @@ class ServiceError(HeadgateError):
         self.task_id = task_id
         self.retry_after_seconds = retry_after_seconds
 
+
 class RequestRefusedError(ServiceError, CallerError):
     """The service does not take the request as it is; trying again unchanged cannot help."""
+
 
 class TaskDeletedError(RequestRefusedError):
     """The task ended and was deleted; `setting` did it, and `cut` is up to when tasks are gone."""
@@ -525,14 +575,18 @@ class TaskDeletedError(RequestRefusedError):
         """The time of submission, in RFC 3339, up to which ended tasks are gone."""
         return str(self.details.get("cut", ""))
 
+
 class NotAllowedError(RequestRefusedError):
     """The token is missing, unknown or over, or does not allow this."""
+
 
 class ServiceLimitError(ServiceError, LimitReachedError):
     """The service has no room for the request now; `retry_after_seconds` is when to ask again."""
 
+
 class ServiceUnavailableError(ServiceError):
     """The service was not reached, or cannot answer now; trying again may help."""
+
 
 class WaitTimeoutError(ServiceError, TimeoutError):
     """What was waited for has not happened in time; the task goes on."""
