@@ -279,12 +279,12 @@ class LimitReachedError(HeadgateError):
 
 
 class BudgetExceededError(LimitReachedError):
-    """A budget cannot hold the amount; nothing was held anywhere.
+    """A budget has no room for the amount, and no scope has reserved anything.
 
-    Amounts are in micro-dollars or in tokens, as `unit` says. `resets_at` is the Unix time at which
-    the window next frees room, `may_clear` whether waiting can help at all. With a `kind` there is
-    room, but nobody knows yet what work of that kind costs, and `live` of it are in flight. One
-    that `is_overfull` has no limit, but holds as much as a ledger can count.
+    `unit` says whether the amounts are in micro-dollars or in tokens. `resets_at` is the Unix time
+    at which the window next frees room. `may_clear` says whether waiting can help. `kind` is set
+    if nobody knows yet what work of that kind costs; `live` calls of that kind run now. If
+    `is_overfull`, the scope has no limit, but a ledger cannot count more.
     """
 
     def __init__(
