@@ -9,16 +9,21 @@ import pytest
 from headgate.storage.transaction import Transaction
 from headgate.storage.writer import (
     ALONE_SECONDS,
+    GREEDY_SECONDS,
     MAX_BATCH,
     MAX_BYTES_OF_CALLER,
     MAX_GREEDY_JOBS,
     MAX_JOBS_OF_CALLER,
+    MIN_GREEDY_JOBS,
     WRITER_PAUSES,
     Askers,
     Awaited,
     JobQueue,
     asker,
 )
+
+SHORT_SECONDS = GREEDY_SECONDS / 4
+"""How long a transaction takes where the greedy have as many jobs in the next as there may be."""
 
 
 class Time:
@@ -87,12 +92,12 @@ async def test_beside_others_a_caller_is_in_one_transaction_of_three() -> None:
     # The next of a caller waits for the answer to its last one, and then for a while.
     assert stage.frame() == []
     assert stage.queue.seconds_left() is None
-    stage.queue.answered(first, 0.25)
+    stage.queue.answered(first, SHORT_SECONDS)
     assert stage.frame() == []
-    assert stage.queue.seconds_left() == WRITER_PAUSES * 0.25
+    assert stage.queue.seconds_left() == pytest.approx(WRITER_PAUSES * SHORT_SECONDS)
     stage.ask("")
     assert stage.whose() == {"": 1}
-    stage.clock.now += WRITER_PAUSES * 0.25
+    stage.clock.now += WRITER_PAUSES * SHORT_SECONDS
     assert stage.whose() == {"greedy": MAX_JOBS_OF_CALLER}
 
 
@@ -102,8 +107,8 @@ async def test_greedy_callers_are_together_in_one_transaction_of_three() -> None
         stage.ask(who, 1_000)
     stage.ask("modest")
     first = stage.frame()
-    stage.queue.answered(first, 0.2)
-    pause_seconds = WRITER_PAUSES * 0.2
+    stage.queue.answered(first, SHORT_SECONDS)
+    pause_seconds = WRITER_PAUSES * SHORT_SECONDS
     assert stage.queue.seconds_left() == pytest.approx(pause_seconds)
     # Whoever had less than others goes on at once.
     stage.ask("modest")
@@ -115,6 +120,29 @@ async def test_greedy_callers_are_together_in_one_transaction_of_three() -> None
     # The third of them, which was not among these, waits for their answer as they do.
     assert stage.frame() == []
     assert stage.queue.seconds_left() is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "jobs"),
+    [
+        (GREEDY_SECONDS / 1_000, MAX_GREEDY_JOBS),
+        (GREEDY_SECONDS / MAX_GREEDY_JOBS, MAX_GREEDY_JOBS),
+        (GREEDY_SECONDS / 32, 32),
+        (GREEDY_SECONDS / MIN_GREEDY_JOBS, MIN_GREEDY_JOBS),
+        (GREEDY_SECONDS / 5, MIN_GREEDY_JOBS),
+    ],
+)
+async def test_the_greedy_have_as_many_jobs_as_keep_a_transaction_short(
+    seconds: float, jobs: int
+) -> None:
+    stage = Stage()
+    for who in ("greedy 1", "greedy 2", "greedy 3"):
+        stage.ask(who, 1_000)
+    stage.ask("modest")
+    first = stage.frame()
+    stage.queue.answered(first, seconds * len(first))
+    stage.clock.now += WRITER_PAUSES * seconds * len(first)
+    assert sum(stage.whose().values()) == jobs
 
 
 async def test_the_greedy_take_turns() -> None:

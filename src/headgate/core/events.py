@@ -34,11 +34,11 @@ class EventKind(Enum):
 MEANINGS: dict[EventKind, str] = {
     EventKind.QUEUED: "the task was accepted, and waits",
     EventKind.RUNNING: "an attempt was assigned to an agent",
-    EventKind.RETRYING: "the attempt ended, and the task waits for the next; `error` says why",
+    EventKind.RETRYING: "an attempt failed, and the task waits for its next attempt; `error` says why",
     EventKind.COMPLETED: "the task succeeded",
     EventKind.FAILED: "the task failed for good, or its deadline passed",
     EventKind.CANCELLED: "the task was cancelled",
-    EventKind.REJECTED: "a queue or a budget has no room for the task",
+    EventKind.REJECTED: "Headgate refused the task, because a queue or a budget has no room",
     EventKind.RESET: "you may have missed events: read the state of your tasks again",
 }
 

@@ -1226,8 +1226,12 @@ MAX_JOBS_OF_CALLER = 64
 MAX_BYTES_OF_CALLER = 2**18
 """How much of one caller is in a transaction at most, beside others."""
 
-MAX_GREEDY_JOBS = 2 * MAX_JOBS_OF_CALLER
-"""How many jobs of all greedy callers are in a transaction at most."""
+GREEDY_SECONDS = 0.005
+MIN_GREEDY_JOBS, MAX_GREEDY_JOBS = 8, 2 * MAX_JOBS_OF_CALLER
+"""How many jobs of all greedy callers are in a transaction: as many as take so long together.
+
+The transactions before it tell, since a job costs many times as much on one store as on another.
+"""
 
 WRITER_WINDOW_SECONDS = 0.25
 """After so long the time that a caller had counts half."""
@@ -1266,6 +1270,7 @@ class JobQueue:
         self._recent_callers = 0
         self._window_ends_at = 0.0
         self._greedy_sent: set[str] = set()
+        self._greedy_jobs = MAX_GREEDY_JOBS
         self._pause_ends_at = 0.0
         self.is_closing = False
         """Whether nobody is kept waiting any more."""
@@ -1306,7 +1311,7 @@ class JobQueue:
             for who, waiting in self._by_caller.items()
             if waiting and not self._seconds_left(who, waiting, now)
         ]
-        left_greedy = MAX_GREEDY_JOBS
+        left_greedy = self._greedy_jobs
         for who, waiting in turns:
             if len(frame) >= MAX_BATCH or left_bytes <= 0:
                 break
@@ -1349,6 +1354,8 @@ class JobQueue:
                 self._greedy_sent.discard(job.who)
         if any(self._is_greedy(self._by_caller[who]) for who in {job.who for job in jobs}):
             self._pause_ends_at = now + WRITER_PAUSES * seconds
+            fitting = GREEDY_SECONDS / max(part, _LEAST_SECONDS / MAX_GREEDY_JOBS)
+            self._greedy_jobs = int(min(max(fitting, MIN_GREEDY_JOBS), MAX_GREEDY_JOBS))
 
     def seconds_left(self) -> float | None:
         """Return when it is the turn of somebody who waits; None if that is after an answer."""
