@@ -34,7 +34,7 @@ class EventKind(Enum):
 MEANINGS: dict[EventKind, str] = {
     EventKind.QUEUED: "the task was accepted, and waits",
     EventKind.RUNNING: "an attempt was assigned to an agent",
-    EventKind.RETRYING: "an attempt failed, and the task waits for its next attempt; `error` says why",
+    EventKind.RETRYING: "an attempt failed, and the task waits for the next; `error` says why",
     EventKind.COMPLETED: "the task succeeded",
     EventKind.FAILED: "the task failed for good, or its deadline passed",
     EventKind.CANCELLED: "the task was cancelled",
