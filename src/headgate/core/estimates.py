@@ -259,6 +259,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is anything to learn from it."""
         if self._tells(self.tokens) or self._tells(self.micro_usd):
             return True
+        if not self.probed:
+            return False
         units = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
         return any(self._is_missing(unit, used) for unit, used in units)
 
