@@ -819,11 +819,16 @@ class OfferHeap:
 
     def peek(self) -> Lane | None:
         """Return the lane with the smallest key."""
+        first = self.first()
+        return None if first is None else first[1]
+
+    def first(self) -> tuple[LaneKey, Lane] | None:
+        """Return the lane with the smallest key, and that key."""
         while self._heap:
             offered, _, lane = self._heap[0]
             key = self._key(lane)
             if key == offered:
-                return lane
+                return offered, lane
             heappop(self._heap)
             if key is not None and key > offered:
                 heappush(self._heap, (key, next(self._offers), lane))
@@ -987,12 +992,12 @@ class BoundedWait:
 
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane that has waited too long, or the policy's choice."""
-        waiting = (lane for lane in (self._open, self._pinned.peek()) if lane is not None)
-        keys = [(key, lane) for lane in waiting if (key := self._key(lane)) is not None]
-        if keys:
-            (waiting_since, _), lane = min(keys)
-            if tick - waiting_since >= self._max_wait_ticks:
-                return lane
+        first, open_lane = self._pinned.first(), self._open
+        key = None if open_lane is None else self._key(open_lane)
+        if open_lane is not None and key is not None and (first is None or key < first[0]):
+            first = key, open_lane
+        if first is not None and tick - first[0][0] >= self._max_wait_ticks:
+            return first[1]
         return self._policy.best(tick=tick, alpha=alpha)
 
     def _remember(self, lane: Lane) -> None:
