@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 import msgspec
 
@@ -48,6 +49,7 @@ _HAPPENINGS = (
     "started",
     "wait_ms",
 )
+_happenings = attrgetter(*_HAPPENINGS)
 
 
 async def show_stats(api: Api, request: Request, _: str) -> Response:
@@ -164,7 +166,10 @@ def _by_agent(lanes: tuple[LaneCount, ...]) -> Iterator[tuple[str, list[LaneCoun
 
 
 def _sums(lanes: list[LaneCount]) -> dict[str, int]:
-    return {name: sum(getattr(lane, name) for lane in lanes) for name in _HAPPENINGS}
+    if not lanes:
+        return dict.fromkeys(_HAPPENINGS, 0)
+    columns = zip(*map(_happenings, lanes), strict=True)
+    return dict(zip(_HAPPENINGS, map(sum, columns), strict=True))
 
 
 def _agent_metrics(counts: dict[str, int]) -> AgentMetricsBody:
