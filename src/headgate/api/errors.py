@@ -62,7 +62,7 @@ CODES: dict[str, Kind] = {
     "bad_request": Kind(400, "the request is not HTTP/1.1, or its framing is too long"),
     "bad_json": Kind(400, "the body is not a JSON object, or nested too deeply"),
     "missing_field": Kind(400, "a required field is missing"),
-    "invalid_field": Kind(400, "a field or a query parameter has a value that is not taken"),
+    "invalid_field": Kind(400, "a field or a query parameter has a value that is not accepted"),
     "unknown_field": Kind(400, "a field is almost one that exists"),
     "unknown_project": Kind(400, "`projectId` names no project of the configuration"),
     "unknown_target": Kind(400, "`target` names no target of the configuration"),
@@ -98,7 +98,7 @@ CODES: dict[str, Kind] = {
     ),
     "body_too_large": Kind(413, "the body is too large"),
     "uri_too_long": Kind(414, "the address has more than 8 KiB"),
-    "unsupported_media_type": Kind(415, "the body is of a type that is not taken here"),
+    "unsupported_media_type": Kind(415, "the body has a type that the service does not accept"),
     "expectation_failed": Kind(417, "`Expect` asks for something else than 100-continue"),
     "wrong_host": Kind(421, "the Host header names no host of this service"),
     "invalid_settings": Kind(422, "the settings file cannot be used; nothing has changed"),
@@ -110,7 +110,7 @@ CODES: dict[str, Kind] = {
     "idempotency_full": Kind(429, "as many answers are kept under keys as may; nothing was stored"),
     "head_too_large": Kind(431, "the head has more than 64 KiB, or more than 100 headers"),
     "internal": Kind(500, "a fault of the service; its log has the request id"),
-    "unavailable": Kind(503, "the store cannot be asked now; nothing was acknowledged"),
+    "unavailable": Kind(503, "the store is unavailable now; nothing was acknowledged"),
     "not_dispatching": Kind(
         503,
         "only the node that dispatches knows, and it was not reached; `details` has its address",
@@ -120,7 +120,7 @@ CODES: dict[str, Kind] = {
     "version_not_supported": Kind(505, "the request is of another version than HTTP/1.0 and 1.1"),
 }
 
-STORE_FAILS = "the store cannot be asked now; try again later"
+STORE_FAILS = "the store is unavailable now; try again later"
 STORE_FULL = (
     "the disk of the store is full, and nothing was stored; free some space on it, or try again"
     " later: ended tasks are being deleted"

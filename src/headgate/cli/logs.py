@@ -272,7 +272,7 @@ LOG_EVENTS = {
         "A task failed for good; `error` is why, in one line of at most 300 characters, without "
         "what looks like a secret."
     ),
-    "task rejected": "A queue was full, or no budget will hold the task.",
+    "task rejected": "A queue was full, or no budget has room for the task.",
     "task retrying": "An attempt ended, and the task waits for another.",
     "task submitted": "A task was taken.",
     "the body of a call that waits stays in memory": "A temporary file could not be written.",
@@ -292,12 +292,12 @@ LOG_EVENTS = {
     "the file could not be taken now; tried again": (
         "The file has changed, and the store does not answer."
     ),
-    "the file was not taken; nothing has changed": "The file has changed, and is wrong.",
+    "the file was refused; nothing has changed": "The settings file has changed, and is wrong.",
     "the lease of money in use has ended": (
         "The ledger did not hear in time that work goes on. What is reserved counts as spent "
         "until the work reports."
     ),
-    "the ledger cannot be asked": "The ledger outside the store does not answer. Logged once.",
+    "the ledger is unavailable": "The ledger outside the store does not answer. Logged once.",
     "the ledger is told of settlements again": "The ledger answers again.",
     "the ledger refused a settlement": (
         "The ledger had closed a reservation before; it stays as it is."
@@ -325,7 +325,7 @@ LOG_EVENTS = {
     "the slot log is written again": (
         "Lines are missing in between; `dropped` counts all since the start."
     ),
-    "the store cannot be asked": "The store does not answer. Logged once for each problem.",
+    "the store is unavailable": "The store does not answer. Logged once for each problem.",
     "the store has no room for new tasks": (
         "The disk or `max_store_bytes` is used up. Logged once, with what to do."
     ),

@@ -197,7 +197,7 @@ def _name_of(table: object, place: int) -> str:
         if name.strip() == name:
             return name
         raise InvalidSettingError(_name_key(place), "has spaces at its ends; take them out")
-    problem = f"must be a text of 1 to {MAX_SLOT_NAME_LENGTH} characters, all of them printable"
+    problem = f"must be a string of 1 to {MAX_SLOT_NAME_LENGTH} characters, all of them printable"
     raise InvalidSettingError(_name_key(place), problem)
 
 
