@@ -118,7 +118,7 @@ UNIT_WORDS = {"usd": "Dollars", "tokens": "Tokens"}
 CALL_LABELS = ("upstream", "model")
 CALL_TIMES = {
     "wait": "How long calls waited for a permit, a key and money.",
-    "first_byte": "How long an upstream took to send its first byte, counted from the end of that wait.",
+    "first_byte": "How long an upstream took to its first byte, counted from the end of that wait.",
     "added": "How long the gateway itself worked on calls, without waits and upstreams.",
 }
 
