@@ -245,20 +245,20 @@ def tokens(limit: int) -> Account:
 
 HELD = {
     "no limit": (
-        (budget(None),), (), 0, Basis.PROBE, "unknown: no limit, so nothing is held",
+        (budget(None),), (), 0, Basis.PROBE, "unknown: no limit, so nothing is reserved",
     ),
     "unknown": (
         (budget(5_000_000),), (), 500_000, Basis.PROBE,
-        "unknown: the first runs alone and holds $0.50, a tenth of the smallest limit",
+        "unknown: the first runs alone and reserves $0.50, a tenth of the smallest limit",
     ),
     "the smallest limit": (
         (budget(9_000_000), budget(1_000_000, scope=Scope("workflow:w/run:r"))), (),
         100_000, Basis.PROBE,
-        "unknown: the first runs alone and holds $0.10, a tenth of the smallest limit",
+        "unknown: the first runs alone and reserves $0.10, a tenth of the smallest limit",
     ),
     "little left": (
         (budget(5_000_000, spent=4_900_000),), (), 100_000, Basis.PROBE,
-        "unknown: the first runs alone and holds $0.10, all that is left",
+        "unknown: the first runs alone and reserves $0.10, all that is left",
     ),
     "a few": (
         (budget(5_000_000),), (learned(10_000, 20_000, 30_000),), 60_000, Basis.LEARNED,
