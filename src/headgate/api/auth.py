@@ -268,7 +268,7 @@ class Authenticator:
         scheme, _, name = origin.partition(b"://")
         is_own = name == host and needed_scheme in (b"", scheme)
         if not is_own and origin.decode("latin-1").lower() not in self._rules.origins:
-            line = "requests are not taken from pages of other sites; auth.allowed_origins may add"
+            line = "requests from pages of other sites are refused; auth.allowed_origins may add"
             raise ApiError("forbidden_origin", f"{line} one", closes=True)
 
     def _refuse(self, token_id: str, line: str) -> ApiError:
@@ -295,7 +295,7 @@ def _check_site(request: Request, *, is_page: bool) -> None:
         and request.header(b"sec-fetch-dest") == b"document"
     )
     if not (is_page and is_link):
-        line = "requests are not taken from pages of other sites; auth.allowed_origins may add"
+        line = "requests from pages of other sites are refused; auth.allowed_origins may add"
         raise ApiError("forbidden_origin", f"{line} one", closes=True)
 
 

@@ -94,7 +94,7 @@ class SilentKind(NamedTuple):
         """What it does to budgets."""
         return (
             f"reports no {_WORDS[self.unit]} in project {self.kind.project_id}:"
-            " it holds nothing, and its cost is not booked"
+            " it reserves nothing, and its cost is not booked"
         )
 
     @property
@@ -290,38 +290,37 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likely: int = 0
 
     def sentence(self, held: int, unit: Unit) -> str:
-        """Say what is held and why: `held $0.031, 95% of 412 like it cost less`."""
-        return self._said(f"held {amount_of(held, unit.value)}")
+        """Say what is held and why: `reserved $0.031, 95% of 412 of its kind cost less`."""
+        return self._said(f"reserved {amount_of(held, unit.value)}")
 
     def prospect(self, unit: Unit) -> str:
         """Say what a task that waits would hold, and why."""
         if self.basis is Basis.PROBE:
             share = f"a tenth of the smallest limit in {_WORDS[unit]}"
-            return f"would hold a probe, {share}: {_UNKNOWN}"
-        return self._said(f"would hold {amount_of(self.amount, unit.value)}")
+            return f"would reserve a probe, {share}: {_UNKNOWN}"
+        return self._said(f"would reserve {amount_of(self.amount, unit.value)}")
 
     def _said(self, held: str) -> str:
         match self.basis:
             case Basis.LEARNED if self.amount == self.claimed:
                 return f"{held}, the estimate that it came with"
             case Basis.LEARNED if self.quantile:
-                return f"{held}, {100 * self.quantile:g}% of {self.samples} like it cost less"
+                return f"{held}, {100 * self.quantile:g}% of {self.samples} of its kind cost less"
             case Basis.LEARNED:
-                like = "1 like it" if self.samples == 1 else f"{self.samples} like it"
-                return f"{held}, from the dearest of {like} so far"
+                return f"{held}, the highest cost of {self.samples} of its kind"
             case Basis.CONFIGURED:
                 return f"{held}, the estimate of its target"
             case Basis.PROBE:
                 return f"{held}, a probe: {_UNKNOWN}"
             case Basis.SILENT:
-                return "holds nothing: this kind of work never reports what it used"
+                return "reserves nothing: this kind of work never reports what it used"
             case Basis.FREE:
                 return "costs nothing by definition"
             case _:
                 return f"{held}, the estimate that it came with"
 
 
-_UNKNOWN = "nothing is known of what this kind of work costs"
+_UNKNOWN = "the cost of this kind of work is unknown"
 _WORDS = {Unit.MICRO_USD: "dollars", Unit.TOKENS: "tokens"}
 NOTHING = Estimate(basis=Basis.FREE)
 PROBE = Estimate(basis=Basis.PROBE, at_once=1)

@@ -190,7 +190,7 @@ class Escrow:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await found.turned.wait()
         except TimeoutError:
-            line = "the budgets cannot be asked, and nothing is granted meanwhile; try again"
+            line = "the budget ledger is unavailable, so nothing is granted; try again"
             raise LedgerUnavailableError(line) from None
 
     def settle(self, draw: Draw, spent: Amounts, ended: EndedCall) -> None:

@@ -1366,7 +1366,7 @@ class Gateway:
                     if not asked.holds_stream:
                         raise _Refusal(
                             Failure.TRY_AGAIN,
-                            f"the call waits, and its place is kept: {self._why(asked, live)}",
+                            f"the call waits, and its position is kept: {self._why(asked, live)}",
                             retry_after_seconds=RETRY_AFTER_SECONDS,
                         )
                     await self._keep_alive(asked, live)

@@ -882,7 +882,7 @@ class AdjustRequest(msgspec.Struct, frozen=True, kw_only=True):
                 current="made",
                 wanted=f"{self.call.value}ed with other parameters",
                 allowed=(),
-                advice="its id is taken by other parameters, use a new id",
+                advice="its id was used with other parameters, use a new id",
             )
 
     def made(self, changes: Mapping[int, Delta], current: int, now: float) -> Reservation:
