@@ -50,6 +50,10 @@ class ClientGoneError(Exception):
     """The client closed the connection before it had sent its request."""
 
 
+Kept = dict[str, Any]
+"""What parts of the application have learned from a head, by their names."""
+
+
 class Request:
     """One HTTP request. What is asked for is looked up when it is asked for."""
 
@@ -59,6 +63,8 @@ class Request:
         self._scope = scope
         self._receive = receive
         self._first: dict[bytes, bytes] | None = None
+        """The first header of each name."""
+
         self.method: str = scope["method"]
         self.request_id: bytes = b""
         self.caller = LOCAL
@@ -68,7 +74,8 @@ class Request:
         headers = [one for one in self._scope["headers"] if one[0] != b"authorization"]
         if authorization:
             headers.append((b"authorization", authorization))
-        request = Request({**self._scope, "headers": headers}, self._receive)
+        changed = {**self._scope, "headers": headers, "headgate.kept": None}
+        request = Request(changed, self._receive)
         request.request_id = self.request_id
         return request
 
@@ -94,6 +101,12 @@ class Request:
         """For whom counts what the request takes."""
         caller = self.caller
         return Holder(caller.token_id or address_key(self.peer), caller.is_trusted)
+
+    @property
+    def kept(self) -> Kept:
+        """What was learned from the head: it is there again when the client repeats the head."""
+        kept: Kept | None = self._scope.get("headgate.kept")
+        return {} if kept is None else kept
 
     @property
     def path(self) -> str:
@@ -124,7 +137,11 @@ class Request:
         """Return the first header of this name; empty if there is none."""
         first = self._first
         if first is None:
-            first = self._first = dict(reversed(self._scope["headers"]))
+            kept = self.kept
+            first = kept.get("first")
+            if first is None:
+                first = kept["first"] = dict(reversed(self._scope["headers"]))
+            self._first = first
         return first.get(name, b"")
 
     def identity(self) -> tuple[bytes, bytes, bytes]:
@@ -207,6 +224,13 @@ class Request:
         let_go = self._scope.get("headgate.let_go")
         if let_go is not None:
             let_go()
+
+    @property
+    def answer(self) -> Callable[[int, Sequence[tuple[bytes, bytes]], bytes], None] | None:
+        """What takes a whole answer at once; None under another server."""
+        answer: Callable[[int, Sequence[tuple[bytes, bytes]], bytes], None] | None
+        answer = self._scope.get("headgate.answer")
+        return answer
 
     async def gone(self) -> None:
         """Wait until the client has closed the connection; what it still sends is not read."""
