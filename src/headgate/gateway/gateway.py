@@ -33,6 +33,7 @@ import msgspec
 import structlog
 
 from headgate.api.api import Api, Route
+from headgate.api.auth import Admission
 from headgate.api.budgets import check_own_scopes
 from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, api_error_of
@@ -69,7 +70,12 @@ from headgate.errors import CallerError, HeadgateError, NotDispatchingError, Sto
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
-from headgate.gateway.connection_pool import NotSentError, UpstreamError, UpstreamResponse
+from headgate.gateway.connection_pool import (
+    NotSentError,
+    UpstreamError,
+    UpstreamResponse,
+    header_lines,
+)
 from headgate.gateway.identity import (
     ClientKeys,
     Identities,
@@ -358,6 +364,10 @@ class Client:
         self.has_head = True
         length = (b"content-length", b"%d" % len(body))
         named = [(b"x-request-id", self.request.request_id), length, *headers]
+        answer = self.request.answer
+        if answer is not None:
+            answer(status, named, body)
+            return
         await self._send({"type": "http.response.start", "status": status, "headers": named})
         await self._send({"type": "http.response.body", "body": body})
 
@@ -374,23 +384,22 @@ class Sender(NamedTuple):
     """The running task that makes the call."""
 
 
-class ReadBody(NamedTuple):
-    """What was read of the body of a call."""
+class KnownSender(NamedTuple):
+    """Who sends requests with one head, as long as the settings and the admission hold."""
 
-    hash: hashlib._Hash
-    call: ModelCall
+    settings: Settings
+    admission: Admission
+    identity: Identity
+    keys: ClientKeys
+    headers: RequestHeaders
 
 
-def _read_body(protocol: Protocol, body: bytes) -> ReadBody:
-    return ReadBody(hashlib.sha256(body), read_call(protocol.path, body))
-
-
-def _read_large(protocol: Protocol, body: bytes) -> ReadBody:
+def _read_large(protocol: Protocol, body: bytes) -> tuple[ModelCall, RequestBody]:
     """Read a body; refuse one of so many values that to decode it would stop everybody."""
     if has_too_many_values(body):
         line = f"the body has more than {MAX_VALUES:,} values"
         raise _Refusal(Failure.TOO_LARGE, line)
-    return _read_body(protocol, body)
+    return read_call(protocol.path, body), RequestBody(body, hashlib.sha256(body))
 
 
 class Asked:
@@ -401,7 +410,6 @@ class Asked:
         "added_seconds",
         "began_at",
         "body",
-        "body_hash",
         "cache_seconds",
         "call",
         "client",
@@ -425,7 +433,12 @@ class Asked:
     )
 
     def __init__(
-        self, client: Client, sender: Sender, protocol: Protocol, body: bytes, read: ReadBody
+        self,
+        client: Client,
+        sender: Sender,
+        protocol: Protocol,
+        call: ModelCall,
+        body: RequestBody,
     ) -> None:
         self.began_at = perf_counter()
         self.waited_seconds = self.added_seconds = 0.0
@@ -441,11 +454,10 @@ class Asked:
         self.path = ""
         self.name = protocol.value
         self.is_free = not protocol.is_model_call
-        self.body = RequestBody(body)
-        self.body_hash = read.hash
-        self.call = read.call
+        self.body = body
+        self.call = call
         self.session = session_of(
-            sender.headers, cache_key=self.call.cache_key, prefix_hash=self.call.prefix_hash
+            sender.headers, cache_key=call.cache_key, prefix_hash=call.prefix_hash
         )
         self.members: list[tuple[Upstream, str]] = []
         self.failed: set[tuple[str, str, str | None]] = set()
@@ -617,8 +629,11 @@ class Gateway:
         client = Client(request, send, slow_seconds=self.patience.slow_seconds)
         protocol: Protocol | None = None
         try:
-            path = split_prefix(request.raw_path())
-            protocol = protocol_of(path.rest)
+            asked_for = request.kept.get(_PATH)
+            if asked_for is None:
+                path = split_prefix(request.raw_path())
+                asked_for = request.kept[_PATH] = (path, protocol_of(path.rest))
+            path, protocol = asked_for
             await self._serve(client, path, protocol)
         except ClientGoneError:
             return
@@ -929,20 +944,41 @@ class Gateway:
 
     async def _sender(self, request: Request, path: Path) -> Sender:
         """Return who makes a call; a token is asked for where the rest of the API asks for one."""
-        headers = RequestHeaders(request.all_headers())
-        keys = keys_of(headers)
+        auth, known = self._api.auth, request.kept.get(_SENDER)
+        if known is None or known.settings is not self._settings:
+            known = None
+        if known is None or not auth.still_holds(known.admission):
+            headers = RequestHeaders(request.all_headers())
+            keys = keys_of(headers)
+            if keys.token.startswith(TASK_TOKEN_PREFIX):
+                return await self._sending_task(request, path, headers, keys)
+            known = await self._known_sender(request, path, headers, keys)
+            request.kept[_SENDER] = known
+        caller, who = known.admission.caller, known.identity
+        request.identify(caller)
+        seat = request.seat
+        holder = request.holder if seat is None else seat.holder
+        if not caller.is_trusted and len(who.scopes) > 1:
+            # The first one is that of the project, which is configured.
+            await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
+        return Sender(who, known.keys, caller, known.headers, holder)
+
+    async def _known_sender(
+        self, request: Request, path: Path, headers: RequestHeaders, keys: ClientKeys
+    ) -> KnownSender:
+        """Find out who makes a call that no task makes."""
         shown = f"Bearer {keys.token}".encode() if keys.token else b""
         is_shown = headers.raw(b"authorization") == shown
         asked = request if is_shown else request.with_authorization(shown)
         auth = self._api.auth
-        if keys.token.startswith(TASK_TOKEN_PREFIX):
-            return await self._sending_task(request, path, headers, keys)
         if not keys.token and auth.rules.needs_token:
             line = "send a token of Headgate as the API key: hg_…"
             raise _Refusal(Failure.UNAUTHORIZED, line)
+        settings = self._settings
         caller = auth.authenticate(asked, "submit")
         if caller is None:
             caller = await auth.look_up(asked, "submit")
+        admission = auth.admission(asked, caller)
         request.identify(caller)
         who = self._identities.get(
             path,
@@ -951,12 +987,9 @@ class Gateway:
             knows_project=self._api.submission_parser.knows_project,
             project_names=self._api.submission_parser.project_names,
         )
-        if not caller.is_trusted and len(who.scopes) > 1:
-            # The first one is that of the project, which is configured.
-            await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
-        return Sender(who, keys, caller, headers, request.holder)
+        return KnownSender(settings, admission, who, keys, headers)
 
     async def _sending_task(
         self, request: Request, path: Path, headers: RequestHeaders, keys: ClientKeys
@@ -1052,10 +1085,10 @@ class Gateway:
         body = await client.whole_body()
         is_large = _is_large(body)
         if is_large:
-            read = await asyncio.to_thread(_read_large, protocol, body)
+            call, kept = await asyncio.to_thread(_read_large, protocol, body)
         else:
-            read = _read_body(protocol, body)
-        asked = Asked(client, sender, protocol, body, read)
+            call, kept = read_call(protocol.path, body), RequestBody(body)
+        asked = Asked(client, sender, protocol, call, kept)
         asked.is_large = is_large
         return asked
 
@@ -1492,8 +1525,14 @@ class Gateway:
         if credentials is None:
             raise self._no_key(upstream, grant.slot)
         is_own_key = grant.slot is not None and not upstream.settings.slots
-        headers = upstream_headers(asked.client.request.all_headers(), is_own_key=is_own_key)
-        headers += [credentials.header, *upstream.headers]
+        lines = _sent_lines(asked.client.request, is_own_key=is_own_key)
+        if credentials is upstream.own:
+            upstream.own_lines = upstream.own_lines or header_lines(
+                (credentials.header, *upstream.headers)
+            )
+            lines += upstream.own_lines
+        else:
+            lines += header_lines((credentials.header, *upstream.headers))
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
@@ -1503,7 +1542,7 @@ class Gateway:
         else:
             body = self._body(asked, live, body)
         try:
-            response = await upstream.pool.send(asked.method, asked.path, headers, body)
+            response = await upstream.pool.send(asked.method, asked.path, (), body, lines=lines)
         except NotSentError as error:
             return self._failed(asked, live, upstream, grant, Failed(error=str(error)))
         except UpstreamError as error:
@@ -1581,15 +1620,16 @@ class Gateway:
             await self._stream(asked, live, response, texts, returned, credentials)
         else:
             await self._whole(asked, live, response, texts, returned, credentials)
-        record = live.record
-        self.sessions.used(
-            asked.session,
-            grant.slot,
-            self._api.engine.now(),
-            cached_tokens=_warm_tokens(record),
-            fresh_tokens=max(0, (record.tokens or 0) - (record.cached_tokens or 0)),
-            cache_seconds=asked.cache_seconds or CACHE_SECONDS[upstream.kind],
-        )
+        if asked.session and grant.slot is not None:
+            record = live.record
+            self.sessions.used(
+                asked.session,
+                grant.slot,
+                self._api.engine.now(),
+                cached_tokens=_warm_tokens(record),
+                fresh_tokens=max(0, (record.tokens or 0) - (record.cached_tokens or 0)),
+                cache_seconds=asked.cache_seconds or CACHE_SECONDS[upstream.kind],
+            )
         return True
 
     def _pause(
@@ -1780,7 +1820,7 @@ class Gateway:
             reported, is_all = await asyncio.to_thread(reported_in, body, texts)
         else:
             reported, is_all = reported_in(body, texts)
-        is_under_way = _UNDER_WAY.search(body) is not None
+        is_under_way = b'"status"' in body and _UNDER_WAY.search(body) is not None
         if asked.call.is_background and is_under_way:
             is_all = False
         record = self._left_open(asked, live, response.status) if is_under_way else None
@@ -1795,7 +1835,8 @@ class Gateway:
             )
         if asked.is_free and is_all and not is_under_way and reported is not None:
             await self._correct(asked, reported)
-        await self._until_written(live)
+        if self._ends_elsewhere(live):
+            await self._until_written(live)
         headers = [*returned, *self._headers(asked, live)]
         if record.micro_usd is not None:
             headers.append((b"x-headgate-cost-usd", plain_usd(record.micro_usd).encode()))
@@ -1893,7 +1934,8 @@ class Gateway:
             error=error or None,
             answer_bytes=size,
         )
-        await self._until_written(live)
+        if keeps_tail:
+            await self._until_written(live)
         await client.piece(tail)
         if error:
             await client.piece(relay.fail(Failure.UPSTREAM_FAILED, error))
@@ -1905,8 +1947,7 @@ class Gateway:
 
     async def _until_written(self, live: LiveCall) -> None:
         """Have the store told of a call before its task is, which may end by that."""
-        if self._ends_elsewhere(live):
-            await self._calls.tasks.until_written(live.record.task_id or "", live.id)
+        await self._calls.tasks.until_written(live.record.task_id or "", live.id)
 
     async def _next_piece(self, client: Client, response: UpstreamResponse) -> bytes:
         if not client.has_gone:
@@ -2189,6 +2230,9 @@ class Gateway:
         raise _Refusal(Failure.NOT_FOUND, line)
 
 
+_PATH, _SENDER, _SENT, _OWN_SENT = "path", "sender", "sent headers", "sent headers with own key"
+"""What is kept of a head that a client may repeat."""
+
 _JSON = (b"content-type", b"application/json")
 _PATHS = ("/v1/", "/p/", "/upstreams/")
 _URLS = tuple(path.encode() for path in _PATHS)
@@ -2240,7 +2284,7 @@ def _warm_tokens(record: CallRecord) -> int:
 def _identity(asked: Asked) -> str:
     """Return what a retry of the same call has in common with it."""
     parts = (asked.sender.holder.key, asked.session, asked.path, asked.who.project_id)
-    digest = asked.body_hash.copy()
+    digest = asked.body.hash()
     digest.update("\0".join(parts).encode(errors="replace"))
     return digest.hexdigest()
 
@@ -2316,6 +2360,16 @@ async def _request_key(request: Request, body: bytes) -> bytes:
 def _lost_key(client: Client, body: bytes) -> bytes:
     """Return what a call and its retry have in common, as far as a node that relays it knows."""
     return _key_of(client.request, body) + client.request.peer.encode(errors="replace")
+
+
+def _sent_lines(request: Request, *, is_own_key: bool) -> bytes:
+    """Return the headers of a request that go upstream, as they are sent."""
+    name = _OWN_SENT if is_own_key else _SENT
+    lines: bytes | None = request.kept.get(name)
+    if lines is None:
+        headers = upstream_headers(request.all_headers(), is_own_key=is_own_key)
+        lines = request.kept[name] = header_lines(headers)
+    return lines
 
 
 def _is_of_task(request: Request) -> bool:
