@@ -62,12 +62,9 @@ class Kind(NamedTuple):
     name: str
     action: str = ""
 
-    def levels(self) -> list[Kind]:
+    def levels(self) -> tuple[Kind, ...]:
         """Return the kinds that tell something of this one, the closest first."""
-        everywhere = Kind("", self.name)
-        if not self.action:
-            return [self, everywhere]
-        return [self, Kind(self.project_id, self.name), everywhere]
+        return _levels(self)
 
     @property
     def text(self) -> str:
@@ -76,6 +73,14 @@ class Kind(NamedTuple):
             return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in self])
         action = self.action.replace("%", "%25").replace("/", "%2F") if self.action else ""
         return f"{self.project_id}/{self.name}/{action}"
+
+
+@lru_cache(maxsize=4_096)
+def _levels(kind: Kind) -> tuple[Kind, ...]:
+    everywhere = Kind("", kind.name)
+    if not kind.action:
+        return kind, everywhere
+    return kind, Kind(kind.project_id, kind.name), everywhere
 
 
 class SilentKind(NamedTuple):
@@ -262,10 +267,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         units = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
         return any(self._is_missing(unit, used) for unit, used in units)
 
-    def kinds(self, kind: Kind) -> list[Kind]:
+    def kinds(self, kind: Kind) -> tuple[Kind, ...]:
         """Return the kinds that learn from it; only priced costs are shared between projects."""
         levels = kind.levels()
-        return levels if self.is_priced else [one for one in levels if one.project_id]
+        return levels if self.is_priced else tuple([one for one in levels if one.project_id])
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -420,14 +425,17 @@ class Estimates:
 
     def get(self, kind: Kind) -> Learned | None:
         """Return what is known of exactly this kind."""
-        return self._known.get(kind.project_id, {}).get(kind)
+        known = self._known.get(kind.project_id)
+        return None if known is None else known.get(kind)
 
     def feed(self, kind: Kind, sample: Sample) -> None:
         """Learn from an attempt that ended."""
         if not sample.says_something:
             return
         for one in sample.kinds(kind):
-            known = self._known.setdefault(one.project_id, {})
+            known = self._known.get(one.project_id)
+            if known is None:
+                known = self._known[one.project_id] = {}
             learned = known.pop(one, None)
             if learned is None:
                 learned = Learned()

@@ -11,7 +11,7 @@ output. Every result is in whole micro-dollars, rounded up.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from fnmatch import translate
@@ -301,6 +301,20 @@ class PriceList:
             raise InvalidAmountError("output_tokens", "must also count the audio")
         total = Tokens(usage.input_tokens + usage.output_tokens)
         return Cost(micro_usd=self._micro_usd(model, usage, service_tier), tokens=total)
+
+    def plain_costs(
+        self, model: str, *, input_tokens: int, output_tokens: Sequence[int]
+    ) -> list[MicroUsd]:
+        """Price calls with one input, and with outputs of these lengths."""
+        if not 0 <= input_tokens <= _MOST_PLAIN or max(output_tokens) > _MOST_PLAIN:
+            costs = [
+                self.cost(model, input_tokens=input_tokens, output_tokens=one)
+                for one in output_tokens
+            ]
+            return [one.micro_usd for one in costs]
+        rates = self._rates(model, input_tokens, tier="")
+        given, each = input_tokens * rates.input, rates.output
+        return [_bookable(-(-(given + one * each) // _PARTS)) for one in output_tokens]
 
     def most(
         self,
