@@ -69,6 +69,7 @@ from headgate.core.snapshot import (
     tokens_charged,
 )
 from headgate.core.task import (
+    DEFAULT_TERMS,
     UPSTREAM_PREFIX,
     WORKER_PREFIX,
     Choice,
@@ -1571,17 +1572,18 @@ class DispatchState:
         """Take a call that waits; it is taken out again with `forget`, or by its end."""
         self._queue(record, now, hold)
 
-    def start_call(self, record: TaskRecord, hold: HoldOf, now: float) -> Planned | None:
+    def start_call(
+        self, task: Task, hold: HoldOf, now: float, *, attempt: int = 0
+    ) -> Planned | None:
         """Plan a call at once that nothing else competes with; None if it is to wait for a round.
 
         It is what `observe_call` and `plan` come to where nothing is ready, so that nobody has to
         be compared with anybody: most calls of a service that keeps up with its work.
         """
-        task, settings = record.task, self.settings
-        is_willing = record.terms.on_exhausted is OnExhausted.WAIT
-        if settings.is_paused or not is_willing or not self._has_to_itself(task):
+        settings = self.settings
+        if settings.is_paused or not self._has_to_itself(task):
             return None
-        waiting = Waiting(task, record.terms, record.progress.attempt, 0, hold)
+        waiting = Waiting(task, DEFAULT_TERMS, attempt, 0, hold)
         self.slots.track(task)
         self.made_agents.ensure(task.agent_id)
         taken = self.index.take_alone(task, tick=self.tick)

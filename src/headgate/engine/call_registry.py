@@ -435,12 +435,13 @@ class Calls:
             self._wait_for_state(call)
             return
         state.choose_key = self.choose_key
-        record, now = call.waiting_record(), self._now()
-        planned = state.start_call(record, call.hold, now) if self._may_grant() else None
-        if planned is not None:
-            self.grant((planned,))
-            return
-        state.observe_call(record, call.hold, now)
+        now = self._now()
+        if self._may_grant():
+            planned = state.start_call(call.task, call.hold, now, attempt=call.number)
+            if planned is not None:
+                self._give_turn(call, planned, state)
+                return
+        state.observe_call(call.waiting_record(), call.hold, now)
         self.plan(state)
 
     def _wait_for_state(self, call: LiveCall) -> None:
@@ -469,9 +470,12 @@ class Calls:
                 if state is not None:
                     state.withdraw_call(one.task.id, self._now())
                 continue
-            call.number = one.attempt
-            call.attempt = None if state is None else state.in_flight.calls.get(call.id)
-            call.turn.set_result(one)
+            self._give_turn(call, one, state)
+
+    def _give_turn(self, call: LiveCall, planned: Planned, state: DispatchState | None) -> None:
+        call.number = planned.attempt
+        call.attempt = None if state is None else state.in_flight.calls.get(call.id)
+        call.turn.set_result(planned)
 
     def admit_at_once(self, call: LiveCall) -> Grant | None:
         """Hold the money of a call that has its turn, if a slice has it; None if `admit` has to."""
