@@ -277,6 +277,7 @@ class LiveCall:
         "is_noted",
         "is_over",
         "number",
+        "planned",
         "rate_charges",
         "record",
         "reservation",
@@ -296,6 +297,9 @@ class LiveCall:
         self.task = task
         self.number = 0
         self.turn: asyncio.Future[Planned] = asyncio.get_running_loop().create_future()
+        self.planned: Planned | None = None
+        """What it was given its turn with, once it has it."""
+
         self.attempt: InFlightAttempt | None = None
         self.reservation: Reservation | None = None
         self.draw: Draw | None = None
@@ -475,12 +479,13 @@ class Calls:
     def _give_turn(self, call: LiveCall, planned: Planned, state: DispatchState | None) -> None:
         call.number = planned.attempt
         call.attempt = None if state is None else state.in_flight.calls.get(call.id)
+        call.planned = planned
         call.turn.set_result(planned)
 
     def admit_at_once(self, call: LiveCall) -> Grant | None:
         """Hold the money of a call that has its turn, if a slice has it; None if `admit` has to."""
-        planned = call.turn.result()
-        if call.task.parent_id is not None:
+        planned = call.planned
+        if planned is None or call.task.parent_id is not None:
             return None
         if call.task.is_free or call.draw is not None or self._draw(call, planned) is not None:
             return self._started(call, planned)
@@ -617,6 +622,7 @@ class Calls:
         """Let a call wait for the budget that refused it, or refuse it for good."""
         call.reserved_name = ""
         call.turn = asyncio.get_running_loop().create_future()
+        call.planned = None
         call.attempt = None
         call.number = planned.attempt - 1
         state = self._state()
@@ -695,6 +701,7 @@ class Calls:
             provider=route.target if route.has_slots else None,
         )
         call.turn = asyncio.get_running_loop().create_future()
+        call.planned = None
         call.attempt = None
         call.change(
             state=CallState.WAITING,

@@ -164,11 +164,13 @@ class UpstreamResponse:
                 await self._connection.wait(self._pool.read_seconds)
         return piece
 
+    def read_whole(self, most: int) -> bytes | None:
+        """Return the whole body, as most answers come; None if it is to be awaited."""
+        is_here = self.is_complete and self._error is None
+        return self.read_nowait() if is_here and 0 < self._unread_bytes <= most else None
+
     async def read_all(self, most: int) -> bytes:
         """Return the whole body, or raise `AnswerTooLargeError` as soon as it is above `most`."""
-        if self.is_complete and 0 < self._unread_bytes <= most and self._error is None:
-            # Most answers come as a whole.
-            return self.read_nowait() or b""
         pieces = []
         size = 0
         while piece := await self.read():

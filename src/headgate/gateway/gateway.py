@@ -323,9 +323,14 @@ class Client:
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
+    def body_at_once(self) -> bytes | None:
+        """Return what the client has sent, if it is here; it is not kept here."""
+        body, self._body = self._body, None
+        return self.request.body_at_once() if body is None else body
+
     async def whole_body(self) -> bytes:
         """Return what the client has sent; it is not kept here."""
-        body, self._body = self._body, None
+        body = self.body_at_once()
         return await self.request.whole_body() if body is None else body
 
     def read_again(self, body: bytes) -> None:
@@ -498,11 +503,11 @@ def reached_at(address: str) -> str:
     return f"{parts.scheme}://127.0.0.1:{parts.port}"
 
 
-def call_headers(live: LiveCall, now: float) -> list[tuple[bytes, bytes]]:
+def call_headers(live: LiveCall, now: Callable[[], float]) -> list[tuple[bytes, bytes]]:
     """Return which call an answer is of, and for how long it has waited; one that waits, so far."""
     record = live.record
     until = None if record.state is CallState.WAITING else record.started_at or record.ended_at
-    waited = (until or now) - record.created_at
+    waited = (until or now()) - record.created_at
     return [
         (b"x-headgate-call-id", record.id.encode()),
         (b"x-headgate-waited-ms", b"%d" % round(1_000 * max(0.0, waited))),
@@ -673,7 +678,7 @@ class Gateway:
         )
         headers = [_JSON, *answer.headers, *refusal.headers]
         if client.live is not None:
-            headers += call_headers(client.live, self._api.engine.now())
+            headers += call_headers(client.live, self._api.engine.now)
         await client.whole(answer.status, headers, answer.body)
 
     async def _serve(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
@@ -733,7 +738,7 @@ class Gateway:
         request, path = client.request, prefixed.rest
         if self._recalled != self._api.engine.dispatcher.leads_since:
             await self._recall()
-        who = await self._sender(request, prefixed)
+        who = self._known_sender(request) or await self._sender(request, prefixed)
         if protocol is not None and request.method == "POST":
             await self._model_call(client, who, protocol)
         elif path.rstrip("/") == "/v1/models" and request.method == "GET":
@@ -944,29 +949,10 @@ class Gateway:
 
     async def _sender(self, request: Request, path: Path) -> Sender:
         """Return who makes a call; a token is asked for where the rest of the API asks for one."""
-        auth, known = self._api.auth, request.kept.get(_SENDER)
-        if known is None or known.settings is not self._settings:
-            known = None
-        if known is None or not auth.still_holds(known.admission):
-            headers = RequestHeaders(request.all_headers())
-            keys = keys_of(headers)
-            if keys.token.startswith(TASK_TOKEN_PREFIX):
-                return await self._sending_task(request, path, headers, keys)
-            known = await self._known_sender(request, path, headers, keys)
-            request.kept[_SENDER] = known
-        caller, who = known.admission.caller, known.identity
-        request.identify(caller)
-        seat = request.seat
-        holder = request.holder if seat is None else seat.holder
-        if not caller.is_trusted and len(who.scopes) > 1:
-            # The first one is that of the project, which is configured.
-            await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
-        return Sender(who, known.keys, caller, known.headers, holder)
-
-    async def _known_sender(
-        self, request: Request, path: Path, headers: RequestHeaders, keys: ClientKeys
-    ) -> KnownSender:
-        """Find out who makes a call that no task makes."""
+        headers = RequestHeaders(request.all_headers())
+        keys = keys_of(headers)
+        if keys.token.startswith(TASK_TOKEN_PREFIX):
+            return await self._sending_task(request, path, headers, keys)
         shown = f"Bearer {keys.token}".encode() if keys.token else b""
         is_shown = headers.raw(b"authorization") == shown
         asked = request if is_shown else request.with_authorization(shown)
@@ -989,7 +975,25 @@ class Gateway:
         )
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
-        return KnownSender(settings, admission, who, keys, headers)
+        if not caller.is_trusted and len(who.scopes) > 1:
+            # The first one is that of the project, which is configured.
+            await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
+        else:
+            request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers)
+        return Sender(who, keys, caller, headers, request.holder)
+
+    def _known_sender(self, request: Request) -> Sender | None:
+        """Return who makes a call by the same head as one before, if that still holds."""
+        known: KnownSender | None = request.kept.get(_SENDER)
+        if known is None or known.settings is not self._settings:
+            return None
+        if not self._api.auth.still_holds(known.admission):
+            return None
+        caller = known.admission.caller
+        request.identify(caller)
+        seat = request.seat
+        holder = request.holder if seat is None else seat.holder
+        return Sender(known.identity, known.keys, caller, known.headers, holder)
 
     async def _sending_task(
         self, request: Request, path: Path, headers: RequestHeaders, keys: ClientKeys
@@ -1083,13 +1087,12 @@ class Gateway:
     async def _asked(self, client: Client, sender: Sender, protocol: Protocol) -> Asked:
         """Read a call; a large body is read while others go on."""
         body = await client.whole_body()
-        is_large = _is_large(body)
-        if is_large:
-            call, kept = await asyncio.to_thread(_read_large, protocol, body)
-        else:
-            call, kept = read_call(protocol.path, body), RequestBody(body)
+        if not _is_large(body):
+            call = read_call(protocol.path, body)
+            return Asked(client, sender, protocol, call, RequestBody(body))
+        call, kept = await asyncio.to_thread(_read_large, protocol, body)
         asked = Asked(client, sender, protocol, call, kept)
-        asked.is_large = is_large
+        asked.is_large = True
         return asked
 
     async def _in_turn(self, asked: Asked) -> None:
@@ -1274,13 +1277,13 @@ class Gateway:
         hold = self._hold(asked, name)
         # Where no place is kept nobody can come back to one.
         identity = _identity(asked) if self._calls.has_places else ""
-        place = asked.client.place or Place("", now)
-        if kept_id := self._calls.kept_id(identity):
-            place = place._replace(call_id=kept_id)
-        elif not place.call_id or self._calls.get(place.call_id) is not None:
-            place = place._replace(call_id=self._calls.new_call_id())
+        place = asked.client.place
+        created_at = now if place is None else place.created_at
+        call_id = self._calls.kept_id(identity) if identity else None
+        if call_id is None and place is not None and self._calls.get(place.call_id) is None:
+            call_id = place.call_id
         record = CallRecord(
-            id=place.call_id,
+            id=call_id or self._calls.new_call_id(),
             project_id=who.project_id,
             agent_id=who.agent_id,
             model=call.model,
@@ -1294,7 +1297,7 @@ class Gateway:
             session=asked.session,
             token_id="" if task is not None else asked.sender.caller.token_id,
             task_id=None if task is None else task.task.id,
-            created_at=place.created_at,
+            created_at=created_at,
         )
         tokens = hold.tokens.amount or self._estimates.input_tokens(call, name, who.project_id)
         return CallDraft(
@@ -1322,7 +1325,7 @@ class Gateway:
 
     async def _until_answered(self, asked: Asked, live: LiveCall) -> None:
         while True:
-            grant = await self._granted(asked, live)
+            grant = self._calls.admit_at_once(live) or await self._granted(asked, live)
             if asked.client.has_gone:
                 raise _ClientLeft
             upstream = self._check_upstream(live)
@@ -1807,7 +1810,9 @@ class Gateway:
         credentials: Credentials,
     ) -> None:
         try:
-            body = await response.read_all(MAX_ANSWER_BYTES)
+            body = response.read_whole(MAX_ANSWER_BYTES)
+            if body is None:
+                body = await response.read_all(MAX_ANSWER_BYTES)
             if "content-encoding" in texts and codings_of(texts):
                 body = await asyncio.to_thread(_decoded, body, texts, MAX_ANSWER_BYTES)
         except (UpstreamError, ContentCodingError) as error:
@@ -1961,7 +1966,7 @@ class Gateway:
 
         Codex shows its user how much of each window is used.
         """
-        headers = call_headers(live, self._api.engine.now())
+        headers = call_headers(live, self._api.engine.now)
         if asked.max_tokens is not None:
             headers.append((b"x-headgate-max-tokens", b"%d" % asked.max_tokens))
         found = self._remaining.get(asked.who.scopes, asked.sender.caller.bounds)

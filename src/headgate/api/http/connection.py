@@ -132,9 +132,14 @@ class Exchange:
         if callback is not None:
             callback()
 
+    def take_body(self) -> bytes | None:
+        """Give the body, once."""
+        body, self._body = self._body, None
+        return body
+
     async def receive(self) -> dict[str, Any]:
         """Give the body, and after that wait for the client to go away."""
-        body, self._body = self._body, None
+        body = self.take_body()
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
         if not self.has_ended and not self._wire.has_eof:
@@ -628,6 +633,7 @@ class Connection(asyncio.Protocol):
         scope["headgate.seat"] = self._seat
         scope["headgate.kept"] = kept
         scope["headgate.answer"] = exchange.answer
+        scope["headgate.take"] = exchange.take_body
         scope["headgate.when_gone"] = exchange.when_gone
         scope["headgate.let_go"] = partial(self._let_go_of_body, exchange)
         return exchange

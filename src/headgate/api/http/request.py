@@ -57,13 +57,17 @@ Kept = dict[str, Any]
 class Request:
     """One HTTP request. What is asked for is looked up when it is asked for."""
 
-    __slots__ = ("_first", "_receive", "_scope", "caller", "method", "request_id")
+    __slots__ = ("_first", "_receive", "_scope", "caller", "kept", "method", "request_id")
 
     def __init__(self, scope: Any, receive: Any) -> None:  # noqa: ANN401 - as ASGI has it
         self._scope = scope
         self._receive = receive
         self._first: dict[bytes, bytes] | None = None
         """The first header of each name."""
+
+        kept: Kept | None = scope.get("headgate.kept")
+        self.kept: Kept = {} if kept is None else kept
+        """What was learned from the head: it is there again when the client repeats the head."""
 
         self.method: str = scope["method"]
         self.request_id: bytes = b""
@@ -101,12 +105,6 @@ class Request:
         """For whom counts what the request takes."""
         caller = self.caller
         return Holder(caller.token_id or address_key(self.peer), caller.is_trusted)
-
-    @property
-    def kept(self) -> Kept:
-        """What was learned from the head: it is there again when the client repeats the head."""
-        kept: Kept | None = self._scope.get("headgate.kept")
-        return {} if kept is None else kept
 
     @property
     def path(self) -> str:
@@ -207,6 +205,12 @@ class Request:
             raise ClientGoneError
         body: bytes = message.get("body", b"")
         return await self._rest_of_body(body) if message.get("more_body", False) else body
+
+    def body_at_once(self) -> bytes | None:
+        """Return the whole body where it has come with the request; None if it is to be awaited."""
+        take = self._scope.get("headgate.take")
+        body: bytes | None = None if take is None else take()
+        return body
 
     def all_headers(self) -> Sequence[tuple[bytes, bytes]]:
         """Return all headers, their names in lower case."""
