@@ -1584,7 +1584,8 @@ class DispatchState:
         if settings.is_paused or not self._has_to_itself(task):
             return None
         waiting = Waiting(task, DEFAULT_TERMS, attempt, 0, hold)
-        self.slots.track(task)
+        if task.slot is None:
+            self.slots.track(task)
         self.made_agents.ensure(task.agent_id)
         taken = self.index.take_alone(task, tick=self.tick)
         if taken is None:
@@ -1621,6 +1622,8 @@ class DispatchState:
             return False
         if task.parent_id is not None:
             # Its task counts for the project already.
+            return True
+        if project.max_concurrent_agents is None and project.budget_limit is None:
             return True
         active = self.in_flight.active.get(project_id, 0)
         used = self.usage.tokens.get(project_id, 0) + self.in_flight.reserved.get(project_id, 0)
@@ -2016,7 +2019,7 @@ class DispatchState:
         self, waiting: Waiting, agent_id: str, choice: Choice, now: float
     ) -> Planned | None:
         task, terms = waiting.task, waiting.terms
-        hold = self._hold(waiting)
+        hold = self._hold(waiting) if waiting.hold is None else waiting.hold()
         share = self._share_tokens(task)
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
         tokens = hold.tokens.amount if is_known else share
@@ -2031,7 +2034,7 @@ class DispatchState:
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
-        if self.rooms and not self.rooms.take(task.target or "", now):
+        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now):
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None

@@ -240,16 +240,16 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def feed(self, learned: Learned, *, is_own: bool) -> None:
         """Add to what is known of a kind; that it says nothing is known of its own kind alone."""
-        dollars, tokens = self.micro_usd, self.tokens
+        dollars, tokens, is_done = self.micro_usd, self.tokens, self.is_done
         if dollars is not None:
-            if self._tells(dollars):
+            if dollars or is_done:
                 learned.micro_usd.add(dollars, is_overrun=0 < self.held_micro_usd < dollars)
-        elif is_own and self._is_missing(Unit.MICRO_USD, dollars):
+        elif is_own and is_done and Unit.MICRO_USD in self.probed:
             learned.micro_usd.miss()
         if tokens is not None:
-            if self._tells(tokens):
+            if tokens or is_done:
                 learned.tokens.add(tokens, is_overrun=0 < self.held_tokens < tokens)
-        elif is_own and self._is_missing(Unit.TOKENS, tokens):
+        elif is_own and is_done and Unit.TOKENS in self.probed:
             learned.tokens.miss()
 
     def _tells(self, used: int | None) -> bool:
@@ -262,6 +262,8 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def says_something(self) -> bool:
         """Whether there is anything to learn from it."""
+        if self.is_done and self.tokens is not None:
+            return True
         if self._tells(self.tokens) or self._tells(self.micro_usd):
             return True
         units = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
@@ -582,16 +584,18 @@ class Estimates:
 
 def _says_little(sample: Sample, learned: Learned) -> bool:
     """Tell whether estimates may stay as they are: one more of many changes next to nothing."""
-    return _is_little(learned.tokens, sample.tokens, sample.held_tokens) and _is_little(
-        learned.micro_usd, sample.micro_usd, sample.held_micro_usd
-    )
-
-
-def _is_little(sketch: Sketch, used: int | None, held: int) -> bool:
-    if used is None:
-        return not sketch.silent
-    is_known = sketch.count >= MANY_SAMPLES and sketch.count % LATE_SAMPLES > 0
-    return is_known and used <= sketch.largest and not 0 < held < used
+    for sketch, used, held in (
+        (learned.tokens, sample.tokens, sample.held_tokens),
+        (learned.micro_usd, sample.micro_usd, sample.held_micro_usd),
+    ):
+        if used is None:
+            if sketch.silent:
+                return False
+            continue
+        is_known = sketch.count >= MANY_SAMPLES and sketch.count % LATE_SAMPLES > 0
+        if not is_known or used > sketch.largest or 0 < held < used:
+            return False
+    return True
 
 
 def _beside_claim(without: Estimate, said: int, least: int) -> Estimate:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
 from operator import attrgetter
@@ -18,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from headgate.core.enums import FastEnum
 from headgate.core.gates import (
     ANY_WORKER,
     NODES,
@@ -252,7 +252,7 @@ MAX_GATES_LOOKED_AT = 64
 """How many gates of a lane are looked at for its longest wait; the first came first."""
 
 
-class LaneKind(Enum):
+class LaneKind(FastEnum):
     """What waits in a lane: tasks, calls, or calls that running tasks make.
 
     Each kind needs other permits, so that none of them stands in the way of another.
@@ -1475,13 +1475,21 @@ class LaneIndex:
     def take_upstream(self, target: str) -> None:
         """Take a permit of an upstream."""
         free = self.offers.upstreams.get(target)
-        if free is not None:
+        if free is None:
+            return
+        if free > 1:
+            self.offers.upstreams[target] = free - 1
+        else:
             self.set_upstream(target, free - 1)
 
     def give_back_upstream(self, target: str) -> None:
         """Give back a permit of an upstream."""
         free = self.offers.upstreams.get(target)
-        if free is not None:
+        if free is None:
+            return
+        if free > 0:
+            self.offers.upstreams[target] = free + 1
+        else:
             self.set_upstream(target, free + 1)
 
     def _new_chooser(self) -> LaneChooser | None:

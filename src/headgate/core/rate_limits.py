@@ -221,8 +221,11 @@ class RateTable:
     def reached(self, limits: Iterable[RateLimit], *, tokens: int, now: float) -> NoRoom | None:
         """Return the first limit without room for one more attempt."""
         for limit in limits:
-            amount, most = limit.amount(tokens), limit.most
-            room_at = self._counts[limit.id].room_at(amount, limit=most, now=now)
+            amount, most = 1 if limit.unit == "requests" else tokens, limit.most
+            count = self._counts[limit.id].at(now)
+            if count.counted + amount <= most:
+                continue
+            room_at = count.room_at(amount, limit=most, now=now)
             if room_at is None or room_at > now:
                 return NoRoom(limit=limit, until=room_at)
         return None

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 import structlog
 
-from headgate.core.budgets.escrow import Amounts
+from headgate.core.budgets.escrow import NO_AMOUNTS, Amounts
 from headgate.core.budgets.ledger import Ledger, Refused, SettleRequest, UnheldCost, exceeded
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
@@ -770,10 +770,10 @@ class Calls:
         held = call.held
         has_freed = (end.tokens or 0) < held.tokens or (end.micro_usd or 0) < held.micro_usd
         tokens = end.tokens or 0
-        settle, of_task, over = None, None, Amounts()
+        settle, of_task, over = None, None, NO_AMOUNTS
         if charged and call.task_draw is not None:
             settle, of_task, over = self._settlement_of_task(call, call.task_draw, end)
-        elif charged and not end.reservation_id:
+        elif charged and call.reserved_name and not end.reservation_id:
             settle = self._settlement(call, end)
         self._leave(call)
         if call.record.started_at is None or end.state is CallState.REFUSED:
@@ -843,9 +843,7 @@ class Calls:
             self._keep(changed)
             self._settled()
 
-    def _settlement(self, call: LiveCall, end: CallEnd) -> SettleRequest | None:
-        if not call.reserved_name:
-            return None
+    def _settlement(self, call: LiveCall, end: CallEnd) -> SettleRequest:
         return SettleRequest(
             reservation_id=call.reserved_name,
             call=Call.COMMIT,
@@ -923,7 +921,8 @@ class Calls:
             is_done=end.state is CallState.DONE,
             has_freed=has_freed,
         )
-        self.plan(state)
+        if state.waiting_calls:
+            self.plan(state)
 
     def _withdraw(self, call: LiveCall) -> None:
         """Have the dispatch state forget a call as if it had not come; it may come again."""

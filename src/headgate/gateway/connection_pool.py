@@ -620,7 +620,9 @@ class UpstreamPool:
         belong to a connection are made here; those among `headers` are passed over. `lines` are
         further headers, which were made by `header_lines`.
         """
-        head = self._head(method, path, lines + header_lines(headers), len(body))
+        if headers:
+            lines += header_lines(headers)
+        head = self._head(method, path, lines, len(body))
         is_head_request = method == "HEAD"
         idle = self._take_idle()
         if idle is not None:

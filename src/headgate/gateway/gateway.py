@@ -137,7 +137,6 @@ from headgate.providers import requests
 from headgate.providers.call_estimates import (
     SHORT_TOKENS,
     CallEstimates,
-    measured_chars,
     strict_bound,
 )
 from headgate.providers.content_coding import (
@@ -385,6 +384,7 @@ class Sender(NamedTuple):
     caller: Caller
     headers: RequestHeaders
     holder: Holder
+    reserve: Reserve
     task: TaskAttempt | None = None
     """The running task that makes the call."""
 
@@ -397,6 +397,7 @@ class KnownSender(NamedTuple):
     identity: Identity
     keys: ClientKeys
     headers: RequestHeaders
+    reserve: Reserve
 
 
 def _read_large(protocol: Protocol, body: bytes) -> tuple[ModelCall, RequestBody]:
@@ -457,7 +458,7 @@ class Asked:
         self.protocol = protocol
         self.method = "POST"
         self.path = ""
-        self.name = protocol.value
+        self.name = protocol._value_
         self.is_free = not protocol.is_model_call
         self.body = body
         self.call = call
@@ -474,7 +475,7 @@ class Asked:
         self.max_tokens: int | None = None
         """What the length of its answer was lowered to."""
 
-        self.reserve = Reserve.EXPECTED
+        self.reserve = sender.reserve
         self.is_large = False
         """Whether it takes longer to read its body than others should wait."""
 
@@ -975,12 +976,13 @@ class Gateway:
         )
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
+        reserve = self._reserve_mode(who)
         if not caller.is_trusted and len(who.scopes) > 1:
             # The first one is that of the project, which is configured.
             await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
         else:
-            request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers)
-        return Sender(who, keys, caller, headers, request.holder)
+            request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
+        return Sender(who, keys, caller, headers, request.holder, reserve)
 
     def _known_sender(self, request: Request) -> Sender | None:
         """Return who makes a call by the same head as one before, if that still holds."""
@@ -993,7 +995,7 @@ class Gateway:
         request.identify(caller)
         seat = request.seat
         holder = request.holder if seat is None else seat.holder
-        return Sender(known.identity, known.keys, caller, known.headers, holder)
+        return Sender(known.identity, known.keys, caller, known.headers, holder, known.reserve)
 
     async def _sending_task(
         self, request: Request, path: Path, headers: RequestHeaders, keys: ClientKeys
@@ -1017,7 +1019,8 @@ class Gateway:
         who = msgspec.structs.replace(who, scopes=task.scopes, priority=task.priority)
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
-        return Sender(who, keys, caller, headers, request.holder, attempt)
+        reserve = self._reserve_mode(who)
+        return Sender(who, keys, caller, headers, request.holder, reserve, attempt)
 
     def offer_to_tasks(self, target: str) -> Offer | None:
         """Return what tasks of a target are handed: the address here, and whose protocols."""
@@ -1076,17 +1079,19 @@ class Gateway:
         if asked.call.previous_id:
             for member, _ in asked.members:
                 self._check_stored(sender, member, asked.call.previous_id)
-        asked.reserve = self._reserve_mode(asked.who)
         if not self._are_priced(asked):
             await self._check_prices(asked)
         if asked.call.is_background:
             await self._check_background(asked)
-        self._check_bounds(asked)
+        if asked.reserve is Reserve.STRICT and not asked.is_free:
+            self._check_bounds(asked)
         await self._in_turn(asked)
 
     async def _asked(self, client: Client, sender: Sender, protocol: Protocol) -> Asked:
         """Read a call; a large body is read while others go on."""
-        body = await client.whole_body()
+        body = client.body_at_once()
+        if body is None:
+            body = await client.whole_body()
         if not _is_large(body):
             call = read_call(protocol.path, body)
             return Asked(client, sender, protocol, call, RequestBody(body))
@@ -1132,7 +1137,10 @@ class Gateway:
         """Tell whether wherever a call may go its model has a price, or it needs none."""
         if asked.is_free or asked.name == OTHER:
             return True
-        return all(self._prices.is_known(name) for _, name in asked.members)
+        for _, name in asked.members:  # noqa: SIM110 - a generator costs more than the rest
+            if not self._prices.is_known(name):
+                return False
+        return True
 
     async def _check_prices(self, asked: Asked) -> None:
         """Refuse a model that nobody knows the price of, where dollars are limited."""
@@ -1169,8 +1177,6 @@ class Gateway:
 
     def _check_bounds(self, asked: Asked) -> None:
         """Leave out the members that a strict call cannot be bounded at; one has to be left."""
-        if asked.reserve is not Reserve.STRICT or asked.is_free:
-            return
         bounded = []
         problem: CallerError | None = None
         for upstream, name in asked.members:
@@ -1203,7 +1209,8 @@ class Gateway:
         self._upstreams.call_begins()
         draft = self._draft(asked)
         # It may have its turn at once, and its key by its session.
-        self.sessions.enter(draft.record.id, asked.session)
+        if asked.session:
+            self.sessions.enter(draft.record.id, asked.session)
         self._remaining.look(asked.who.scopes)
         try:
             live = asked.live = asked.client.live = self._calls.enter(draft)
@@ -1539,7 +1546,7 @@ class Gateway:
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
-        body = await asked.body.read()
+        body = asked.body.at_once or await asked.body.read()
         if asked.is_large:
             body = await asyncio.to_thread(self._body, asked, live, body)
         else:
@@ -1820,7 +1827,8 @@ class Gateway:
             size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else 0
             self._lose(asked, live, str(error), answer_bytes=size)
             raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
-        self._note_stored(asked, live, body)
+        if asked.protocol is Protocol.RESPONSES:
+            self._note_stored(asked, live, body)
         if len(body) > LARGE_ANSWER_BYTES:
             reported, is_all = await asyncio.to_thread(reported_in, body, texts)
         else:
@@ -1840,7 +1848,7 @@ class Gateway:
             )
         if asked.is_free and is_all and not is_under_way and reported is not None:
             await self._correct(asked, reported)
-        if self._ends_elsewhere(live):
+        if live.record.task_id is not None and self._ends_elsewhere(live):
             await self._until_written(live)
         headers = [*returned, *self._headers(asked, live)]
         if record.micro_usd is not None:
@@ -2012,10 +2020,9 @@ class Gateway:
             tokens = said_tokens if is_all else max(said_tokens, tokens)
             micro_usd = max(said_usd, micro_usd)
             if is_all and asked.name != OTHER:
-                self._estimates.learn(
+                prompt_chars = self._estimates.learn(
                     asked.call, model=model, project_id=asked.who.project_id, usage=reported
                 )
-                prompt_chars = measured_chars(asked.call)
         state = CallState.DONE if error is None else CallState.FAILED
         if asked.client.has_gone and error is None:
             state = CallState.CANCELLED
@@ -2183,7 +2190,6 @@ class Gateway:
         asked.is_free = kind_of(request.method, path) is requests.Kind.FREE
         _check_model(asked.call.model or OTHER)
         asked.members = [(upstream, asked.call.model or OTHER)]
-        asked.reserve = self._reserve_mode(asked.who)
         self._check_passed_through(asked, upstream, path)
         await self._in_turn(asked)
 

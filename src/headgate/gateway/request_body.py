@@ -59,6 +59,11 @@ class RequestBody:
         self._bytes = None
         return True
 
+    @property
+    def at_once(self) -> bytes | None:
+        """The body, if it is in memory."""
+        return self._bytes
+
     async def read(self) -> bytes:
         """Return it, from its file if it is there."""
         if self._bytes is None:

@@ -272,13 +272,17 @@ class CallEstimates:
 
     def learn(
         self, call: ModelCall, *, model: str, project_id: str, usage: ReportedUsage | CountedTokens
-    ) -> None:
-        """Learn how long responses of a model are in a project, and what its input makes."""
+    ) -> int:
+        """Learn how long responses of a model are in a project, and what its input makes.
+
+        Return how long the prompt is that this was learned from, as `measured_chars` does.
+        """
         length = -(-usage.output_tokens // max(call.answers, 1))
         chars = measured_chars(call)
         self.learn_of(
             model, project_id, chars=chars, input_tokens=usage.input_tokens, output_tokens=length
         )
+        return chars
 
     def learn_of(
         self, model: str, project_id: str, *, chars: int, input_tokens: int, output_tokens: int

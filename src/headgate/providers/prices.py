@@ -304,17 +304,18 @@ class PriceList:
 
     def plain_costs(
         self, model: str, *, input_tokens: int, output_tokens: Sequence[int]
-    ) -> list[MicroUsd]:
-        """Price calls with one input, and with outputs of these lengths."""
+    ) -> list[int]:
+        """Price calls with one input, and with outputs of these lengths, in micro-dollars."""
         if not 0 <= input_tokens <= _MOST_PLAIN or max(output_tokens) > _MOST_PLAIN:
-            costs = [
-                self.cost(model, input_tokens=input_tokens, output_tokens=one)
+            return [
+                self.cost(model, input_tokens=input_tokens, output_tokens=one).micro_usd
                 for one in output_tokens
             ]
-            return [one.micro_usd for one in costs]
         rates = self._rates(model, input_tokens, tier="")
         given, each = input_tokens * rates.input, rates.output
-        return [_bookable(-(-(given + one * each) // _PARTS)) for one in output_tokens]
+        costs = [-(-(given + one * each) // _PARTS) for one in output_tokens]
+        _bookable(max(costs))
+        return costs
 
     def most(
         self,
