@@ -721,10 +721,11 @@ class CallMetrics:
         """Count a call that has ended."""
         self.ended += 1
         self._count_today(record)
+        state = record.state
         outcomes = self._outcomes_of(record.project_id)
-        outcomes[record.state] = outcomes.get(record.state, 0) + 1
+        outcomes[state] = outcomes.get(state, 0) + 1
         counts = self._counts_of(record)
-        counts.outcomes[record.state] = counts.outcomes.get(record.state, 0) + 1
+        counts.outcomes[state] = counts.outcomes.get(state, 0) + 1
         ended_at = record.ended_at or record.created_at
         started_at = record.started_at
         counts.wait.add(max(0.0, (started_at or ended_at) - record.created_at))

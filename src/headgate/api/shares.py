@@ -509,7 +509,7 @@ class Turns:
         used.step_seconds += (seconds - used.step_seconds) / 8
         self._total += seconds
         drained = self.backlog_seconds - (now - self._noted_at) * BUSY_SHARE
-        self.backlog_seconds = (max(0.0, drained)) + seconds
+        self.backlog_seconds = drained + seconds if drained > 0.0 else seconds
         self._noted_at = now
 
     def _first_of(self, key: str, now: float) -> _Used:

@@ -69,6 +69,7 @@ from headgate.core.snapshot import (
     tokens_charged,
 )
 from headgate.core.task import (
+    DEFAULT_TERMS,
     UPSTREAM_PREFIX,
     WORKER_PREFIX,
     Choice,
@@ -1571,18 +1572,20 @@ class DispatchState:
         """Take a call that waits; it is taken out again with `forget`, or by its end."""
         self._queue(record, now, hold)
 
-    def start_call(self, record: TaskRecord, hold: HoldOf, now: float) -> Planned | None:
+    def start_call(
+        self, task: Task, hold: HoldOf, now: float, *, attempt: int = 0
+    ) -> Planned | None:
         """Plan a call at once that nothing else competes with; None if it is to wait for a round.
 
         It is what `observe_call` and `plan` come to where nothing is ready, so that nobody has to
         be compared with anybody: most calls of a service that keeps up with its work.
         """
-        task, settings = record.task, self.settings
-        is_willing = record.terms.on_exhausted is OnExhausted.WAIT
-        if settings.is_paused or not is_willing or not self._has_to_itself(task):
+        settings = self.settings
+        if settings.is_paused or not self._has_to_itself(task):
             return None
-        waiting = Waiting(task, record.terms, record.progress.attempt, 0, hold)
-        self.slots.track(task)
+        waiting = Waiting(task, DEFAULT_TERMS, attempt, 0, hold)
+        if task.slot is None:
+            self.slots.track(task)
         self.made_agents.ensure(task.agent_id)
         taken = self.index.take_alone(task, tick=self.tick)
         if taken is None:
@@ -1619,6 +1622,8 @@ class DispatchState:
             return False
         if task.parent_id is not None:
             # Its task counts for the project already.
+            return True
+        if project.max_concurrent_agents is None and project.budget_limit is None:
             return True
         active = self.in_flight.active.get(project_id, 0)
         used = self.usage.tokens.get(project_id, 0) + self.in_flight.reserved.get(project_id, 0)
@@ -2014,7 +2019,7 @@ class DispatchState:
         self, waiting: Waiting, agent_id: str, choice: Choice, now: float
     ) -> Planned | None:
         task, terms = waiting.task, waiting.terms
-        hold = self._hold(waiting)
+        hold = self._hold(waiting) if waiting.hold is None else waiting.hold()
         share = self._share_tokens(task)
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
         tokens = hold.tokens.amount if is_known else share
@@ -2029,7 +2034,7 @@ class DispatchState:
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
-        if self.rooms and not self.rooms.take(task.target or "", now):
+        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now):
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None

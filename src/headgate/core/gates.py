@@ -271,7 +271,10 @@ class GateTable:
         """Tell whether the gate of this key is open, or would be if anybody waited behind it."""
         if self._closures and not self._closures.keys().isdisjoint(gate_parts(key)):
             return False
-        return all(self._shut(part) is None for part in offered_parts(key))
+        for part in offered_parts(key):  # noqa: SIM110 - a generator costs more than the rest
+            if self._shut(part) is not None:
+                return False
+        return True
 
     def behind(self, part: GatePart) -> list[Gate]:
         """Return the gates that a part closes now."""

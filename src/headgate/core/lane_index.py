@@ -635,6 +635,10 @@ class AgentPool:
 
     def give_back(self, entry: AgentPermits) -> None:
         """Count one task less in flight."""
+        if entry.is_free and not entry.may_take_open:
+            # Nothing is ordered by it.
+            entry.inflight -= 1
+            return
         self._leave(entry)
         entry.inflight -= 1
         self._return(entry)
@@ -1376,7 +1380,8 @@ class LaneIndex:
         project must have nothing that waits.
         """
         agent_id, kind = call.agent_id or "", lane_kind(call)
-        self._ensure_caller(agent_id)
+        if self.callers.get(agent_id) is None:
+            self._ensure_caller(agent_id)
         pool = self.pool(agent_id, kind)
         agent = pool.get(agent_id)
         if agent is None or not agent.is_free:
@@ -1475,13 +1480,21 @@ class LaneIndex:
     def take_upstream(self, target: str) -> None:
         """Take a permit of an upstream."""
         free = self.offers.upstreams.get(target)
-        if free is not None:
+        if free is None:
+            return
+        if free > 1:
+            self.offers.upstreams[target] = free - 1
+        else:
             self.set_upstream(target, free - 1)
 
     def give_back_upstream(self, target: str) -> None:
         """Give back a permit of an upstream."""
         free = self.offers.upstreams.get(target)
-        if free is not None:
+        if free is None:
+            return
+        if free > 0:
+            self.offers.upstreams[target] = free + 1
+        else:
             self.set_upstream(target, free + 1)
 
     def _new_chooser(self) -> LaneChooser | None:

@@ -7,6 +7,7 @@ for hours. What waits for longer than a moment is written to disk, and read when
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import tempfile
 from typing import BinaryIO
 
@@ -21,10 +22,11 @@ LEAST_BYTES = 64 * 1024
 class RequestBody:
     """The bytes that a client has sent, which go upstream."""
 
-    __slots__ = ("_bytes", "_file", "_stays", "size")
+    __slots__ = ("_bytes", "_file", "_hash", "_stays", "size")
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, digest: hashlib._Hash | None = None) -> None:
         self._bytes: bytes | None = body
+        self._hash = digest
         self._file: BinaryIO | None = None
         self._stays = False
         self.size = len(body)
@@ -34,19 +36,33 @@ class RequestBody:
         """Whether it is in memory, and large enough to be worth a file."""
         return self._bytes is not None and self.size >= LEAST_BYTES and not self._stays
 
+    def hash(self) -> hashlib._Hash:
+        """Return the hash of what the client has sent, to go on with."""
+        if self._hash is None:
+            if self._bytes is None:
+                message = "the body was let go of before its hash was asked for"
+                raise RuntimeError(message)
+            self._hash = hashlib.sha256(self._bytes)
+        return self._hash.copy()
+
     async def spill(self) -> bool:
         """Write it to a file and forget it; False if it stays in memory, as on a full disk."""
         body = self._bytes
         if body is None:
             return False
         try:
-            self._file = await asyncio.to_thread(_written, body)
+            self._file, self._hash = await asyncio.to_thread(_written, body, self._hash)
         except OSError as error:
             log.warning("the body of a call that waits stays in memory", problem=str(error))
             self._stays = True
             return False
         self._bytes = None
         return True
+
+    @property
+    def at_once(self) -> bytes | None:
+        """The body, if it is in memory."""
+        return self._bytes
 
     async def read(self) -> bytes:
         """Return it, from its file if it is there."""
@@ -59,7 +75,8 @@ class RequestBody:
         return self._bytes
 
     def change(self, body: bytes) -> None:
-        """Have another body from now on."""
+        """Have another body from now on; its hash is that of what the client has sent."""
+        self.hash()
         self.let_go()
         self._bytes, self.size = body, len(body)
 
@@ -71,7 +88,7 @@ class RequestBody:
             self._file = None
 
 
-def _written(body: bytes) -> BinaryIO:
+def _written(body: bytes, digest: hashlib._Hash | None) -> tuple[BinaryIO, hashlib._Hash]:
     # The system deletes it when it is closed, however this process ends.
     file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
     try:
@@ -81,7 +98,7 @@ def _written(body: bytes) -> BinaryIO:
     except BaseException:
         file.close()
         raise
-    return file
+    return file, hashlib.sha256(body) if digest is None else digest
 
 
 def _read(file: BinaryIO) -> bytes:

@@ -235,6 +235,9 @@ class Upstream:
         self.own: Credentials | None = None
         """Its own key, once that was read."""
 
+        self.own_lines = b""
+        """The headers of every request with its own key, once that was read."""
+
         self.headers = [
             (header.lower().encode(), value.encode()) for header, value in headers.items()
         ]

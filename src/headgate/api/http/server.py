@@ -174,6 +174,8 @@ class RequestLog:
         """Have a request answered, and say how."""
         started = time.perf_counter()
         head: dict[str, Any] = {}
+        # Every answer is to be seen here.
+        scope.pop("headgate.answer", None)
 
         async def noting(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
