@@ -350,11 +350,18 @@ class CallEstimates:
         return estimates.PROBE if most is None or is_open else estimates.given(most)
 
 
-@lru_cache(maxsize=MAX_MODELS_CACHED)
 def _kind(project_id: str, model: str) -> tuple[Kind, str]:
     """Return the kind of work that calls of a model are in a project, and its text."""
+    is_short = len(model) <= MAX_MODEL_LENGTH
+    return _known_kind(project_id, model) if is_short else _new_kind(project_id, model)
+
+
+def _new_kind(project_id: str, model: str) -> tuple[Kind, str]:
     kind = Kind(project_id, model)
     return kind, kind.text
+
+
+_known_kind = lru_cache(maxsize=MAX_MODELS_CACHED)(_new_kind)
 
 
 def _cost(prices: PriceList, model: str, given: int, made: int) -> Cost | None:
