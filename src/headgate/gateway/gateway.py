@@ -1983,17 +1983,21 @@ class Gateway:
         keeps_tail = self._ends_elsewhere(live)
         try:
             while piece := await self._next_piece(client, response):
-                if not size:
-                    self._note_stored(asked, live, piece)
                 # What has a coding although none was asked for is read and passed on without it.
                 piece = decoder.feed(piece)
-                while decoder.has_more:
-                    piece += decoder.feed(b"")
-                size += len(piece)
-                tail += mask.feed(relay.feed(piece))
-                if not (keeps_tail and relay.is_over and len(tail) < MAX_TAIL_BYTES):
-                    await client.piece(tail)
-                    tail = b""
+                while True:
+                    if not size:
+                        self._note_stored(asked, live, piece)
+                    size += len(piece)
+                    tail += mask.feed(relay.feed(piece))
+                    if not (keeps_tail and relay.is_over and len(tail) < MAX_TAIL_BYTES):
+                        await client.piece(tail)
+                        tail = b""
+                    if not decoder.has_more:
+                        break
+                    # It may go on for megabytes, and others have their turn between two slices.
+                    await asyncio.sleep(0)
+                    piece = decoder.feed(b"")
             tail += mask.feed(relay.finish())
         except (UpstreamError, ContentCodingError) as problem:
             error = str(problem)
