@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path as FilePath
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, TypedDict, cast
 from urllib.parse import unquote, urlsplit
@@ -207,6 +208,9 @@ OTHER = "other"
 """The protocol of a request that is passed on as it came."""
 
 MAX_CALLS = 10_000
+SPILL_AGAIN_SECONDS = 2.0
+"""After so long it is seen again whether a body has room on the disk that had none."""
+
 SPILL_SHARE = 16
 """When bodies have one part in so many of the memory that is for them, none waits in it."""
 
@@ -536,8 +540,12 @@ class Gateway:
         settings: Settings,
         *,
         observe_slot: ObserveSlot,
+        folder: FilePath,
     ) -> None:
         self._api = api
+        self._folder = folder
+        """Where the bodies of calls lie that wait."""
+
         self._calls = calls
         self._upstreams = upstreams
         self._prices = api.prices
@@ -1411,8 +1419,11 @@ class Gateway:
                     raise _stopping()
                 if now() >= ends_at:
                     raise self._waited_too_long(asked, live)
-                if now() >= spills_at and asked.body.may_spill and await asked.body.spill():
-                    client.request.let_go_of_body()
+                if now() >= spills_at and asked.body.may_spill:
+                    room, holder = self._api.shares.spilled, asked.sender.holder
+                    if await asked.body.spill(room, holder, self._folder):
+                        client.request.let_go_of_body()
+                    spills_at = now() + SPILL_AGAIN_SECONDS
                 if now() >= beats_at:
                     if not asked.holds_stream:
                         raise _Refusal(
