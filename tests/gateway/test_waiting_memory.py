@@ -106,11 +106,10 @@ def test_a_caller_leaves_room_on_the_disk_for_others(tmp_path: Path, pool: str) 
         room.files.most = most if pool == "files" else 10 * most
         room.bytes.most = most * LEAST_BYTES if pool == "bytes" else 2**40
         for _ in range(most):
-            body = RequestBody(b"x" * LEAST_BYTES)
-            bodies.append(body)
-            if not await body.spill(room, ALICE, tmp_path):
+            bodies.append(RequestBody(b"x" * LEAST_BYTES))
+            if not await bodies[-1].spill(room, ALICE, tmp_path):
                 break
-        assert body.may_spill, "it stays in memory until there is room"
+        assert bodies[-1].may_spill, "it stays in memory until there is room"
         assert most // 2 < room.files.taken < most
         other = RequestBody(b"x" * LEAST_BYTES)
         assert await other.spill(room, Holder("bob"), tmp_path)
