@@ -64,6 +64,9 @@ def strict_bound(call: ModelCall, prices: PriceList, *, model: str | None = None
     name = call.model if model is None else model
     if not call.is_readable:
         raise UnboundedCallError(name, "its body is no JSON object")
+    if call.miswritten_key:
+        problem = f"its key {call.miswritten_key[:MAX_MODEL_LENGTH]!r} may be read in lower case"
+        raise UnboundedCallError(name, problem)
     if call.is_surcharged:
         raise UnboundedCallError(name, 'there is no price for speed = "fast"')
     searches = _searches(call, name)
