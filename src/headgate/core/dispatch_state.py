@@ -1009,10 +1009,20 @@ class SlotGates:
             and not self._is_closed(one, with_full=with_full)
         ]
 
-    def unusable(self, provider: str, project_id: str) -> list[SlotStanding]:
-        """Return the slots that a project may use, if none of them can come back by itself."""
-        own = [one for one in self._by_provider.get(provider, ()) if one.is_for(project_id)]
-        return own if all(one.is_unusable for one in own) else []
+    def unusable(self, provider: str, project_id: str) -> list[GateClosure]:
+        """Return what closes the slots that a project may use, if none comes back by itself."""
+        found = []
+        for one in self._by_provider.get(provider, ()):
+            if not one.is_for(project_id):
+                continue
+            timed = self._closures.timed.get(_part(one.name))
+            if timed is not None and timed.cause == "credit":
+                found.append(timed)
+            elif not one.is_unusable:
+                return []
+            elif one.closure is not None:
+                found.append(one.closure)
+        return found
 
     def _is_closed(self, standing: SlotStanding, *, with_full: bool) -> bool:
         part = _part(standing.name)

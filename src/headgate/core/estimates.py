@@ -64,7 +64,10 @@ class Kind(NamedTuple):
 
     def levels(self) -> tuple[Kind, ...]:
         """Return the kinds that tell something of this one, the closest first."""
-        return _levels(self)
+        everywhere = Kind("", self.name)
+        if not self.action:
+            return self, everywhere
+        return self, Kind(self.project_id, self.name), everywhere
 
     @property
     def text(self) -> str:
@@ -73,14 +76,6 @@ class Kind(NamedTuple):
             return "/".join([part.replace("%", "%25").replace("/", "%2F") for part in self])
         action = self.action.replace("%", "%25").replace("/", "%2F") if self.action else ""
         return f"{self.project_id}/{self.name}/{action}"
-
-
-@lru_cache(maxsize=4_096)
-def _levels(kind: Kind) -> tuple[Kind, ...]:
-    everywhere = Kind("", kind.name)
-    if not kind.action:
-        return kind, everywhere
-    return kind, Kind(kind.project_id, kind.name), everywhere
 
 
 class SilentKind(NamedTuple):

@@ -1185,15 +1185,15 @@ class Calls:
             return True
         return any(state.closures.is_closed(part) for part in parts)
 
-    def why_unusable(self, route: Route, project_id: str) -> str:
-        """Return why no slot of a route can come back by itself; "" if one can."""
+    def unusable(self, route: Route, project_id: str) -> list[GateClosure]:
+        """Return what closes the keys of a route, if none of them can come back by itself."""
         state = self._state()
-        if state is None or not route.has_slots:
-            return ""
-        found = state.slots.unusable(route.target, project_id)
-        return ", ".join(
-            f"slot {one.name} ({one.closure.why})" for one in found if one.closure is not None
-        )
+        if state is None:
+            return []
+        if route.has_slots:
+            return state.slots.unusable(route.target, project_id)
+        closure = state.closures.timed.get(GatePart("target", route.target))
+        return [closure] if closure is not None and closure.cause == "credit" else []
 
     # What people ask.
 

@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path as FilePath
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, TypedDict, cast
 from urllib.parse import unquote, urlsplit
@@ -67,6 +68,7 @@ from headgate.engine.call_registry import (
 from headgate.engine.call_registry import Route as CallRoute
 from headgate.engine.task_calls import Offer, TaskAttempt
 from headgate.errors import CallerError, HeadgateError, NotDispatchingError, StoreError
+from headgate.executors.executor import shortened
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
@@ -151,7 +153,14 @@ from headgate.providers.prices import (
     nearest_model,
     price_advice,
 )
-from headgate.providers.provider import KEY_STATUSES, refuses_key
+from headgate.providers.provider import (
+    KEY_STATUSES,
+    Shortage,
+    error_in,
+    refuses_key,
+    shortage_of,
+    told_to_others,
+)
 from headgate.providers.requests import (
     MAX_VALUES,
     ModelCall,
@@ -199,6 +208,9 @@ OTHER = "other"
 """The protocol of a request that is passed on as it came."""
 
 MAX_CALLS = 10_000
+SPILL_AGAIN_SECONDS = 2.0
+"""After so long it is seen again whether a body has room on the disk that had none."""
+
 SPILL_SHARE = 16
 """When bodies have one part in so many of the memory that is for them, none waits in it."""
 
@@ -528,8 +540,12 @@ class Gateway:
         settings: Settings,
         *,
         observe_slot: ObserveSlot,
+        folder: FilePath,
     ) -> None:
         self._api = api
+        self._folder = folder
+        """Where the bodies of calls lie that wait."""
+
         self._calls = calls
         self._upstreams = upstreams
         self._prices = api.prices
@@ -1403,8 +1419,11 @@ class Gateway:
                     raise _stopping()
                 if now() >= ends_at:
                     raise self._waited_too_long(asked, live)
-                if now() >= spills_at and asked.body.may_spill and await asked.body.spill():
-                    client.request.let_go_of_body()
+                if now() >= spills_at and asked.body.may_spill:
+                    room, holder = self._api.shares.spilled, asked.sender.holder
+                    if await asked.body.spill(room, holder, self._folder):
+                        client.request.let_go_of_body()
+                    spills_at = now() + SPILL_AGAIN_SECONDS
                 if now() >= beats_at:
                     if not asked.holds_stream:
                         raise _Refusal(
@@ -1429,12 +1448,22 @@ class Gateway:
     def _check_keys(self, asked: Asked) -> None:
         """Refuse a call for which no key can come back by itself, wherever it may go."""
         lines: dict[str, str] = {}
+        failure = Failure.UNAUTHORIZED
         for upstream, name in asked.members:
-            why = self._calls.why_unusable(self._route(asked, upstream, name), asked.who.project_id)
-            if not why:
+            route = self._route(asked, upstream, name)
+            closures = self._calls.unusable(route, asked.who.project_id)
+            if not closures:
                 return
-            lines[upstream.name] = f"upstream '{upstream.name}' has no key that works: {why}"
-        raise _Refusal(Failure.UNAUTHORIZED, "; ".join(lines.values()))
+            whys = [
+                f"slot {one.name} ({one.why})" if one.kind == "slot" else one.why
+                for one in closures
+            ]
+            lines[upstream.name] = (
+                f"upstream '{upstream.name}' has no key that works: {', '.join(whys)}"
+            )
+            if any(one.cause == "credit" for one in closures):
+                failure = Failure.REFUSED
+        raise _Refusal(failure, "; ".join(lines.values()))
 
     def _waited_too_long(self, asked: Asked, live: LiveCall) -> _Refusal:
         seconds = self.settings.max_wait_seconds
@@ -1602,10 +1631,19 @@ class Gateway:
             with suppress(UpstreamError, ContentCodingError):
                 coded = await response.read_all(MAX_ERROR_BYTES)
                 body = credentials.hidden_in(_decoded(coded, texts, MAX_ERROR_BYTES))
+            if asked.name != OTHER:
+                shortage = shortage_of(response.status, body, model=live.route.model)
+                if shortage is not None:
+                    self._upstreams.answered(upstream)
+                    return self._has_too_little(
+                        asked, live, upstream, grant, shortage, response.status, body
+                    )
             outcome = refused(
                 response.status, texts, "", now=now, whom=upstream.name, is_model_api=True
             )
             if isinstance(outcome, Limited):
+                if told := told_to_others(body):
+                    outcome = msgspec.structs.replace(outcome, why=f"{outcome.why}: {told}")
                 return self._limited(asked, live, upstream, grant, outcome, is_of_model=is_of_model)
             if response.status >= _SERVER_ERRORS or outcome.is_cut:
                 return self._failed(asked, live, upstream, grant, outcome, response, body)
@@ -1680,6 +1718,46 @@ class Gateway:
         self._calls.move(live, open_route or live.route, keeps_money=is_elsewhere)
         return False
 
+    def _has_too_little(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        upstream: Upstream,
+        grant: Grant,
+        shortage: Shortage,
+        status: int,
+        body: bytes,
+    ) -> bool:
+        """Have a call go elsewhere whose key has too little for it, or refuse it: nothing heals it.
+
+        A key without credit is closed for everybody. What is the client's own it alone is told of.
+        """
+        said = error_in(body).said or f"status {status}"
+        has_clients_key = not (live.route.has_slots or live.route.is_shared)
+        if shortage is Shortage.CREDIT and not has_clients_key:
+            place = self._upstreams.key_place(upstream, grant.slot)
+            told = told_to_others(body) or f"it answered with status {status}"
+            log.error("a key has no credit left", upstream=upstream.name, key=place, said=told)
+            now = self._api.engine.now()
+            self._calls.close(self._upstreams.without_credit(upstream, grant.slot, told, now))
+            # Those that wait for this key alone are refused now.
+            self._tell_waiting()
+        if self._goes_on(asked, live, upstream, grant):
+            return False
+        line = f"upstream '{upstream.name}' does not answer this call: {shortened(said)}"
+        is_too_large = shortage is Shortage.REQUEST and status == _TOO_MANY
+        raise _Refusal(Failure.TOO_LARGE if is_too_large else Failure.REFUSED, line)
+
+    def _goes_on(self, asked: Asked, live: LiveCall, upstream: Upstream, grant: Grant) -> bool:
+        """Have a call go where it has not failed yet; False if there is nowhere."""
+        asked.failed.add((upstream.name, live.route.model, grant.slot))
+        route = self._untried(asked, live)
+        if route is None:
+            return False
+        self.sessions.avoid(live.id, self._failed_slots(asked, route))
+        self._calls.move(live, route)
+        return True
+
     def _failed(
         self,
         asked: Asked,
@@ -1737,11 +1815,7 @@ class Gateway:
             else f"the key in {place}"
         )
         asked.refused_keys[f"upstream '{upstream.name}' refused {key}"] = status
-        asked.failed.add((upstream.name, live.route.model, grant.slot))
-        route = self._untried(asked, live)
-        if route is not None:
-            self.sessions.avoid(live.id, self._failed_slots(asked, route))
-            self._calls.move(live, route)
+        if self._goes_on(asked, live, upstream, grant):
             return False
         self._check_keys(asked)
         if is_refused and self._calls.is_closed(live.route, asked.who.project_id):
@@ -1920,17 +1994,21 @@ class Gateway:
         keeps_tail = self._ends_elsewhere(live)
         try:
             while piece := await self._next_piece(client, response):
-                if not size:
-                    self._note_stored(asked, live, piece)
                 # What has a coding although none was asked for is read and passed on without it.
                 piece = decoder.feed(piece)
-                while decoder.has_more:
-                    piece += decoder.feed(b"")
-                size += len(piece)
-                tail += mask.feed(relay.feed(piece))
-                if not (keeps_tail and relay.is_over and len(tail) < MAX_TAIL_BYTES):
-                    await client.piece(tail)
-                    tail = b""
+                while True:
+                    if not size:
+                        self._note_stored(asked, live, piece)
+                    size += len(piece)
+                    tail += mask.feed(relay.feed(piece))
+                    if not (keeps_tail and relay.is_over and len(tail) < MAX_TAIL_BYTES):
+                        await client.piece(tail)
+                        tail = b""
+                    if not decoder.has_more:
+                        break
+                    # It may go on for megabytes, and others have their turn between two slices.
+                    await asyncio.sleep(0)
+                    piece = decoder.feed(b"")
             tail += mask.feed(relay.finish())
         except (UpstreamError, ContentCodingError) as problem:
             error = str(problem)

@@ -64,6 +64,9 @@ def strict_bound(call: ModelCall, prices: PriceList, *, model: str | None = None
     name = call.model if model is None else model
     if not call.is_readable:
         raise UnboundedCallError(name, "its body is no JSON object")
+    if call.miswritten_key:
+        problem = f"its key {call.miswritten_key[:MAX_MODEL_LENGTH]!r} may be read in lower case"
+        raise UnboundedCallError(name, problem)
     if call.is_surcharged:
         raise UnboundedCallError(name, 'there is no price for speed = "fast"')
     searches = _searches(call, name)
@@ -350,11 +353,18 @@ class CallEstimates:
         return estimates.PROBE if most is None or is_open else estimates.given(most)
 
 
-@lru_cache(maxsize=MAX_MODELS_CACHED)
 def _kind(project_id: str, model: str) -> tuple[Kind, str]:
     """Return the kind of work that calls of a model are in a project, and its text."""
+    is_short = len(model) <= MAX_MODEL_LENGTH
+    return _known_kind(project_id, model) if is_short else _new_kind(project_id, model)
+
+
+def _new_kind(project_id: str, model: str) -> tuple[Kind, str]:
     kind = Kind(project_id, model)
     return kind, kind.text
+
+
+_known_kind = lru_cache(maxsize=MAX_MODELS_CACHED)(_new_kind)
 
 
 def _cost(prices: PriceList, model: str, given: int, made: int) -> Cost | None:
