@@ -21,6 +21,9 @@ from gateway.gateway_service import (
     asking,
     gateway_service,
 )
+from gateway.test_task_calls import ended
+from headgate.config.settings import Settings
+from headgate.core.task import TaskStatus
 from headgate.gateway import routing
 from headgate.gateway.routing import CIRCUIT_FAILURES, MAX_CIRCUIT_SECONDS
 from headgate.storage.tokens import Bounds, Permission, new_token
@@ -131,6 +134,71 @@ async def test_what_is_passed_on_opens_no_circuit(
         answer = await gateway.ask(MESSAGES)
         assert int(answer.headers["x-headgate-waited-ms"]) < 1_000 * MAX_CIRCUIT_SECONDS / 2
         assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("sender", ["two tokens", "two tasks"])
+async def test_one_tenant_closes_no_upstream_with_two_senders(
+    tmp_path: Path, sender: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "CIRCUIT_SECONDS", MAX_CIRCUIT_SECONDS)
+    async with gateway_service(tmp_path, TENANTS + CALLS_OF_TASKS) as gateway:
+        gateway.service.engine.node.address = f"http://127.0.0.1:{gateway.port}"
+        gateway.upstream.decide = lambda one: Plan(status=500) if b"BAD" in one.body else None
+        tokens = [await token(gateway, "a"), await token(gateway, "a")]
+        if sender == "two tokens":
+            for number in range(CIRCUIT_FAILURES + 1):
+                failed = await gateway.ask(CHAT, f"BAD {number}", headers=tokens[number % 2])
+                assert failed.status_code == 502, failed.text
+        else:
+            calls = [{"prompt": f"BAD {number}"} for number in range(CIRCUIT_FAILURES)]
+            for one in tokens:
+                body = {"action": "work", "projectId": "a", "target": "plain"}
+                body |= {"params": {"calls": calls}}
+                sent = await gateway.client.post("/tasks", json=body, headers=one)
+                assert sent.status_code == 202, sent.text
+                record = await ended(gateway, sent.json()["taskId"])
+                assert record.task.status is TaskStatus.DONE, record.error
+        assert len(gateway.upstream.requests) > CIRCUIT_FAILURES
+        answer = await gateway.ask(CHAT, headers=await token(gateway, "b"))
+        assert answer.status_code == 200, answer.text
+        assert int(answer.headers["x-headgate-waited-ms"]) < 1_000 * MAX_CIRCUIT_SECONDS / 2
+
+
+CALLS_OF_TASKS = """
+[targets.plain]
+kind = "callable"
+entry_point = "gateway.test_task_calls:agent"
+gateway = true
+"""
+TWO_MEMBERS = """
+[models.either]
+route = ["openai/gpt-bad", "openai/gpt-good"]
+"""
+
+
+async def test_a_tenant_whose_calls_fail_leaves_the_others_their_retries(tmp_path: Path) -> None:
+    upstreams = UPSTREAMS + TWO_MEMBERS
+    async with gateway_service(tmp_path, TENANTS, upstreams=upstreams) as gateway:
+        gateway.upstream.decide = lambda one: Plan(status=500) if one.model == "gpt-bad" else None
+        one, other = await token(gateway, "a"), await token(gateway, "b")
+        statuses = [
+            (await gateway.ask(CHAT, str(number), headers=one, model="either")).status_code
+            for number in range(2 * int(routing.FIRST_RETRY_CREDIT))
+        ]
+        assert statuses[0] == 200
+        assert statuses[-1] == 502, "its retries are used up"
+        assert (await gateway.ask(CHAT, headers=one)).status_code == 200, "it is not the upstream"
+        answer = await gateway.ask(CHAT, headers=other, model="either")
+        assert answer.status_code == 200, answer.text
+
+
+def test_the_budgets_of_retries_are_of_a_bounded_number_of_tenants() -> None:
+    upstreams = routing.Upstreams(Settings(), {}, lambda _: None)
+    for number in range(2 * routing.MAX_TENANTS):
+        upstreams.call_begins(f"project:{number}")
+    assert len(upstreams._retry_credit) == routing.MAX_TENANTS
+    assert upstreams.may_retry(f"project:{2 * routing.MAX_TENANTS - 1}")
+    assert not upstreams.may_retry("project:0")
 
 
 async def test_an_operator_is_told_whose_a_stored_response_is(tmp_path: Path) -> None:

@@ -373,6 +373,25 @@ class Sender(NamedTuple):
     task: TaskAttempt | None = None
     """The running task that makes the call."""
 
+    @property
+    def tenant(self) -> str:
+        """Whose failures count together, whatever tokens and tasks they come from.
+
+        It is empty where an operator makes the call. A tenant is what its tokens are bound to, or
+        the project of a task; a token that is bound to nothing is one by itself.
+        """
+        if self.task is not None:
+            task = self.task.task
+            return f"project:{task.project_id}" if task.has_claims else ""
+        caller = self.caller
+        if caller.is_trusted:
+            return ""
+        if caller.project_id is not None:
+            return f"project:{caller.project_id}"
+        if caller.agent_id is not None:
+            return f"agent:{caller.agent_id}"
+        return f"token:{caller.token_id}"
+
 
 class ReadBody(NamedTuple):
     """What was read of the body of a call."""
@@ -1164,7 +1183,7 @@ class Gateway:
 
     async def _carry(self, asked: Asked) -> None:
         """Have a call wait, send it, and book what it cost."""
-        self._upstreams.call_begins()
+        self._upstreams.call_begins(asked.sender.tenant)
         draft = self._draft(asked)
         # It may have its turn at once, and its key by its session.
         self.sessions.enter(draft.record.id, asked.session)
@@ -1647,7 +1666,7 @@ class Gateway:
             raise _Refusal(Failure.UPSTREAM_FAILED, outcome.error)
         asked.failed.add((upstream.name, live.route.model, grant.slot))
         route = self._untried(asked, live)
-        if route is not None and self._upstreams.may_retry():
+        if route is not None and self._upstreams.may_retry(asked.sender.tenant):
             self.sessions.avoid(live.id, self._failed_slots(asked, route))
             self._calls.move(live, route)
             return False
@@ -1709,9 +1728,8 @@ class Gateway:
         if asked.name == OTHER:
             # Nobody here knows what was asked, so that it may be what fails.
             return
-        caller = asked.sender.caller
-        tenant = "" if caller.is_trusted else caller.token_id
-        closure = self._upstreams.failed(upstream, why, self._api.engine.now(), tenant=tenant)
+        now, tenant = self._api.engine.now(), asked.sender.tenant
+        closure = self._upstreams.failed(upstream, why, now, tenant=tenant)
         if closure is not None:
             self._calls.close(closure)
 
