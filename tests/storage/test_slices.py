@@ -14,7 +14,7 @@ from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.call import CallRecord, CallState
 from headgate.core.money import MicroUsd, Tokens
 from headgate.engine.escrow import Draw, Escrow
-from headgate.errors import LedgerUnavailableError, StoreError, StoreUnavailableError
+from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.call_rows import (
     CallQuery,
     CallStore,
@@ -269,25 +269,6 @@ async def test_calls_draw_on_what_a_slice_had_while_it_is_turned(
             escrow.settle(one, Amounts(10), ended(scene, 10))
         await escrow.recall()
         assert await balance(scene) == (60 + 10 * len(draws), 0, 0)
-
-
-class _Gone(CallStore):
-    """A store that cannot be asked."""
-
-    async def turn(self, turn: SliceTurn) -> SliceAnswer:  # noqa: ARG002
-        raise StoreUnavailableError("gone")
-
-
-async def test_a_store_that_is_away_is_told_of_within_seconds(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headgate.engine.escrow.ANSWER_SECONDS", 0.05)
-    async with place.scene() as scene:
-        escrow = escrow_of(scene, _Gone(scene.store))
-        with pytest.raises(LedgerUnavailableError, match="nothing is granted"):
-            await escrow.refill(SCOPES, Amounts(100))
-        for task in list(escrow._turning):
-            task.cancel()
 
 
 class _Away(CallStore):

@@ -21,7 +21,7 @@ import structlog
 
 from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.scopes import Scope
-from headgate.errors import LedgerUnavailableError, StoreError, StoreUnavailableError
+from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.call_rows import CallStore, EndedCall, SliceAnswer, SliceTurn
 
 log = structlog.get_logger("headgate.escrow")
@@ -41,9 +41,6 @@ HEADROOM_DRAWS = 4
 
 NEAR_SECONDS = 0.5
 """How long calls are reserved one by one where a limit was near, before a slice is tried again."""
-
-ANSWER_SECONDS = 5.0
-"""How long a call waits for a slice; then it is told that the budgets cannot be asked."""
 
 MAX_ENDED = 2_048
 FLUSH_SECONDS = 1.0
@@ -161,7 +158,7 @@ class Escrow:
         """Have a slice turned that has too little, and take from it.
 
         None if the call is to be reserved by itself: a limit is near, or there are too many sets
-        of scopes.
+        of scopes. It waits for as long as the store is away; whoever asks bounds that.
         """
         if not self.is_on:
             return None
@@ -186,12 +183,7 @@ class Escrow:
     async def _turned(self, found: Slice) -> None:
         if not found.is_turning:
             self._begin_turn(found)
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await found.turned.wait()
-        except TimeoutError:
-            line = "the budgets cannot be asked, and nothing is granted meanwhile; try again"
-            raise LedgerUnavailableError(line) from None
+        await found.turned.wait()
 
     def settle(self, draw: Draw, spent: Amounts, ended: EndedCall) -> None:
         """Count what a call cost in place of what it drew; its row goes with the next turn."""
