@@ -1,8 +1,7 @@
-"""A store that cannot be asked for a while: for how long a call with its turn waits, in any mode."""
+"""A store that is away for a while: how long a call with its turn waits, in any mode."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, cast
 
 import pytest
