@@ -241,11 +241,15 @@ class _ClientLeft(Exception):  # noqa: N818 - it is no error
 
 
 class _HandedOver(Exception):  # noqa: N818 - it is no error
-    """Another node decides about a call that waits; it keeps its place."""
+    """Another node decides about a call that waits; it keeps its place.
 
-    def __init__(self, place: Place) -> None:
+    With `was_taken` a node had it until now, or this one.
+    """
+
+    def __init__(self, place: Place, *, was_taken: bool) -> None:
         super().__init__()
         self.place = place
+        self.was_taken = was_taken
 
 
 class _Refusal(Exception):  # noqa: N818 - it becomes an answer
@@ -536,7 +540,7 @@ class Gateway:
         self._prices = api.prices
         self._estimates = CallEstimates()
         self._observe_slot = observe_slot
-        self._leader = LeaderRelay()
+        self._leader = LeaderRelay(lambda: api.engine.node.leader_address)
         self._lost = LostPlaces()
         self._stored: dict[str, str] = {}
         self._under_way: dict[str, str] = {}
@@ -705,7 +709,7 @@ class Gateway:
             del body
         gives_up_at = now() + self.patience.leader_seconds
         while True:
-            since = now()
+            since, was_taken = now(), False
             try:
                 if self._api.engine.dispatcher.is_leading:
                     await self._answer(client, prefixed, protocol)
@@ -718,7 +722,7 @@ class Gateway:
                     raise _stopping()
                 await self._pass_on(client)
             except _HandedOver as handed_over:
-                client.place = handed_over.place
+                client.place, was_taken = handed_over.place, handed_over.was_taken
             except NotDispatchingError:
                 # Another node decides since the tasks were looked at.
                 now_at = self._api.engine.now()
@@ -727,7 +731,7 @@ class Gateway:
                 return
             if is_forwarded:
                 continue
-            if now() - since > LEADER_LOOK_SECONDS:
+            if was_taken and now() - since > LEADER_LOOK_SECONDS:
                 # Somebody had it until now.
                 gives_up_at = now() + self.patience.leader_seconds
             await self._until_decided(client, gives_up_at)
@@ -856,19 +860,25 @@ class Gateway:
         if not address:
             self._ask_again(client, body)
         self._relayed += 1
+        lost = self._leader.watch(address)
         try:
-            await self._relay_to(address, client, body)
+            await self._relay_to(address, client, body, lost)
         finally:
+            self._leader.unwatch(address, lost)
             self._relayed -= 1
             self._idle.set()
 
     def _ask_again(self, client: Client, body: bytes, place: Place | None = None) -> NoReturn:
         """Have a call wait for another node to decide; none has had it, or one has sent it back."""
         client.read_again(body)
+        was_taken = place is not None
         place = place or client.place
-        raise _HandedOver(place or Place(self._calls.new_call_id(), self._api.engine.now()))
+        place = place or Place(self._calls.new_call_id(), self._api.engine.now())
+        raise _HandedOver(place, was_taken=was_taken)
 
-    async def _relay_to(self, address: str, client: Client, body: bytes) -> None:
+    async def _relay_to(
+        self, address: str, client: Client, body: bytes, lost: asyncio.Future[None]
+    ) -> None:
         request = client.request
         path = _path_of(request)
         now = asyncio.get_running_loop().time
@@ -889,26 +899,34 @@ class Gateway:
                 place=client.place.signed(secret, client.request_key),
             )
         )
-        await asyncio.wait((sending, client.gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((sending, client.gone, lost), return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():
             # Nobody waits for it any more, and whoever decides is to know that.
             sending.cancel()
-            return
+            if client.has_gone:
+                return
+            raise self._lost_with_leader(client, client.place, body)
         try:
             sent = sending.result()
         except NotRelayedError as error:
             if not error.was_sent:
                 self._ask_again(client, body)
-            # Whether it is to be sent again, its client decides; that is another call then, at the
-            # same position.
-            retry = Place(self._calls.new_call_id(), client.place.created_at)
-            self._lost.keep(_lost_key(client, body), retry, now())
-            raise _lost_with_node(client.place.call_id) from None
+            raise self._lost_with_leader(client, client.place, body) from None
         with sent as response:
+            lost.add_done_callback(lambda _: response.close())
             kept = await self._read_place(client, response.header(PLACE))
             if kept is not None:
                 self._ask_again(client, body, kept)
             await self._relay_answer(client, body, response)
+
+    def _lost_with_leader(self, client: Client, place: Place, body: bytes) -> _Refusal:
+        """Refuse a call whose node is lost, and keep its position.
+
+        Whether it is to be sent again, its client decides; that is another call then.
+        """
+        retry = Place(self._calls.new_call_id(), place.created_at)
+        self._lost.keep(_lost_key(client, body), retry, asyncio.get_running_loop().time())
+        return _lost_with_node(place.call_id)
 
     async def _relay_answer(self, client: Client, body: bytes, response: UpstreamResponse) -> None:
         is_stream = response.header(b"content-type").startswith(b"text/event-stream")
@@ -1214,7 +1232,8 @@ class Gateway:
             self._calls.hand_over(live)
             asked.client.read_again(await asked.body.read())
             events = -1 if asked.client.relay is None else asked.client.relay.events
-            raise _HandedOver(Place(live.id, live.record.created_at, events)) from None
+            place = Place(live.id, live.record.created_at, events)
+            raise _HandedOver(place, was_taken=True) from None
         except StoreError as error:
             self._lose(asked, live, api_error_of(error).body.error)
             raise
@@ -2358,7 +2377,7 @@ def _stopping() -> _Refusal:
 
 
 def _undecided() -> _Refusal:
-    line = "no node decides about calls at this moment; try again in a moment"
+    line = "no node that decides about calls can be reached at this moment; try again in a moment"
     return _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS)
 
 
