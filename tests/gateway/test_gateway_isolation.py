@@ -25,6 +25,7 @@ from gateway.test_task_calls import ended
 from headgate.config.settings import Settings
 from headgate.core.task import TaskStatus
 from headgate.gateway import routing
+from headgate.gateway.gateway import StoredResponses
 from headgate.gateway.routing import CIRCUIT_FAILURES, MAX_CIRCUIT_SECONDS
 from headgate.storage.tokens import Bounds, Permission, new_token
 
@@ -201,6 +202,33 @@ def test_the_budgets_of_retries_are_of_a_bounded_number_of_tenants() -> None:
     assert not upstreams.may_retry("project:0")
 
 
+@pytest.mark.parametrize("each", [2, 2_500])
+async def test_a_busy_tenant_has_no_other_lose_its_stored_responses(
+    tmp_path: Path, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are pushed out of memory are found in the store."""
+    monkeypatch.setattr("headgate.gateway.gateway.MAX_STORED", 4)
+    monkeypatch.setattr("headgate.gateway.gateway.MAX_STORED_EACH", each)
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        one, busy = await token(gateway, "a"), await token(gateway, "b")
+        mine = [await stored(gateway, one) for _ in range(3)]
+        theirs = [await stored(gateway, busy) for _ in range(9)]
+        memory = gateway.gateway._stored
+        assert len(memory) <= 4
+        assert memory.owner(mine[-1]) == "a", "it has a part of the memory"
+        assert memory.owner(theirs[0]) is None
+        await gateway.calls.settled(seconds=20.0)
+        for headers, ids in ((one, mine), (busy, theirs)):
+            for response_id in ids:
+                path = f"{RESPONSES}/{response_id}"
+                assert (await gateway.client.get(path, headers=headers)).status_code == 200
+        for response_id in mine:
+            refused = await gateway.client.delete(f"{RESPONSES}/{response_id}", headers=busy)
+            assert refused.status_code == 404, refused.text
+        own = await gateway.ask(RESPONSES, headers=one, previous_response_id=mine[0])
+        assert own.status_code == 200, own.text
+
+
 async def test_an_operator_is_told_whose_a_stored_response_is(tmp_path: Path) -> None:
     async with gateway_service(tmp_path, TENANTS.replace("required = true", "")) as gateway:
         made = await gateway.ask(f"/p/a{RESPONSES}")
@@ -264,7 +292,8 @@ async def test_what_is_free_needs_no_budget(tmp_path: Path) -> None:
         assert refused.status_code == 402, refused.text
         made = await gateway.ask(RESPONSES)
         response_id = made.json()["id"]
-        gateway.gateway._stored[response_id] = "a"
+        gateway.gateway._stored = StoredResponses()
+        gateway.gateway._stored.note(response_id, "a")
         for path in (f"/p/a{RESPONSES}/{response_id}", "/p/a/v1/models"):
             answer = await gateway.client.get(path)
             assert answer.status_code == 200, (path, answer.text)

@@ -181,8 +181,10 @@ ENDED_SECONDS = 2.0
 """Since when the store is asked whether a call has ended, and for how long."""
 
 MAX_STORED = 10_000
+MAX_STORED_EACH = 2_500
 MAX_ID_PLACE = 4_096
-"""How many stored responses are remembered, and where in an answer its id is looked for."""
+"""How many stored responses are remembered, of all and of one project, and where in an answer its
+id is looked for. The store is asked about others."""
 
 RECALLED_CALLS = 5_000
 """From how many of the latest calls it is learned, after a start, what calls cost here."""
@@ -520,6 +522,40 @@ def call_headers(live: LiveCall, now: float) -> list[tuple[bytes, bytes]]:
     ]
 
 
+class StoredResponses:
+    """Whose the responses are that providers keep; a busy project pushes out its own first."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}
+        self._by_project: dict[str, dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def owner(self, response_id: str) -> str | None:
+        """Return the project that has made a response, if that is remembered."""
+        return self._owners.get(response_id)
+
+    def note(self, response_id: str, project_id: str) -> None:
+        """Remember whose a response is."""
+        if response_id in self._owners:
+            return
+        self._owners[response_id] = project_id
+        own = self._by_project.setdefault(project_id, {})
+        own[response_id] = None
+        if len(own) > MAX_STORED_EACH:
+            self._forget_oldest(own)
+        elif len(self._owners) > MAX_STORED:
+            self._forget_oldest(max(self._by_project.values(), key=len))
+
+    def _forget_oldest(self, own: dict[str, None]) -> None:
+        oldest = next(iter(own))
+        del own[oldest]
+        project_id = self._owners.pop(oldest)
+        if not own:
+            del self._by_project[project_id]
+
+
 class Gateway:
     """Answers in the protocols of providers; follows the settings in force."""
 
@@ -542,7 +578,7 @@ class Gateway:
         self._observe_slot = observe_slot
         self._leader = LeaderRelay(lambda: api.engine.node.leader_address)
         self._lost = LostPlaces()
-        self._stored: dict[str, str] = {}
+        self._stored = StoredResponses()
         self._under_way: dict[str, str] = {}
         """The calls whose responses are made in the background, by the ids of these."""
 
@@ -774,8 +810,9 @@ class Gateway:
             learned = CallEstimates()
             await mapped(records, partial(_learn_again, learned))
             self._estimates = learned
-            stored = {one.response_id: one.project_id for one in records if one.response_id}
-            self._stored = {**stored, **self._stored}
+            for one in records:
+                if one.response_id:
+                    self._stored.note(one.response_id, one.project_id)
             under_way = {one.response_id: one.id for one in records if one.reservation_id}
             self._under_way = {**under_way, **self._under_way}
             self._recalled = led_since
@@ -1075,7 +1112,7 @@ class Gateway:
                 raise _Refusal(Failure.WRONG_PROTOCOL, str(error)) from None
         if asked.call.previous_id:
             for member, _ in asked.members:
-                self._check_stored(sender, member, asked.call.previous_id)
+                await self._check_stored(sender, member, asked.call.previous_id)
         asked.reserve = self._reserve_mode(asked.who)
         if not self._are_priced(asked):
             await self._check_prices(asked)
@@ -1859,9 +1896,15 @@ class Gateway:
     async def _correct(self, asked: Asked, reported: ReportedUsage) -> None:
         """Book what a response in the background cost, which somebody asks for now."""
         _, _, response_id = asked.path.partition("?")[0].partition("/responses/")
-        call_id = self._under_way.get(response_id)
-        if call_id is None or not reported.is_possible:
+        if not reported.is_possible:
             return
+        call_id = self._under_way.get(response_id)
+        if call_id is None:
+            # Others may have pushed it out of memory.
+            record = await self._call_of(response_id)
+            if record is None or not record.reservation_id:
+                return
+            call_id = record.id
         usage = reported.cost(self._prices)
         if usage.tokens is None:
             return
@@ -2175,10 +2218,10 @@ class Gateway:
         _check_model(asked.call.model or OTHER)
         asked.members = [(upstream, asked.call.model or OTHER)]
         asked.reserve = self._reserve_mode(asked.who)
-        self._check_passed_through(asked, upstream, path)
+        await self._check_passed_through(asked, upstream, path)
         await self._in_turn(asked)
 
-    def _check_passed_through(self, asked: Asked, upstream: Upstream, path: str) -> None:
+    async def _check_passed_through(self, asked: Asked, upstream: Upstream, path: str) -> None:
         """Refuse what a tenant may not do with the key of the service, and what nobody can bound.
 
         Behind that key lies what all tenants have stored there, and the account itself. A tenant
@@ -2189,7 +2232,7 @@ class Gateway:
             raise _Refusal(Failure.BAD_REQUEST, line)
         _, is_response, stored = path.partition("/responses/")
         if is_response and upstream.kind == "openai":
-            self._check_stored(asked.sender, upstream, stored.partition("/")[0])
+            await self._check_stored(asked.sender, upstream, stored.partition("/")[0])
             return
         if asked.sender.caller.is_trusted or not self._upstreams.has_key(upstream):
             return
@@ -2205,18 +2248,31 @@ class Gateway:
             return
         response_id = found[1].decode()
         live.change(response_id=response_id)
-        self._stored[response_id] = asked.who.project_id
-        if len(self._stored) > MAX_STORED:
-            del self._stored[next(iter(self._stored))]
+        self._stored.note(response_id, asked.who.project_id)
 
-    def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
+    async def _owner_of(self, response_id: str) -> str | None:
+        """Return the project that has made a stored response; None if nobody knows."""
+        owner = self._stored.owner(response_id)
+        if owner is None and (record := await self._call_of(response_id)) is not None:
+            owner = record.project_id
+            self._stored.note(response_id, owner)
+        return owner
+
+    async def _call_of(self, response_id: str) -> CallRecord | None:
+        """Return the call that has ended of which a stored response came."""
+        store = self._api.engine.call_store
+        if store is None or _RESPONSE_ID.fullmatch(response_id) is None:
+            return None
+        return await store.of_response(response_id)
+
+    async def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
         """Refuse a response behind the key of the service that another project has made.
 
         Of one that nobody remembers an operator may ask, and a tenant may not.
         """
         if not self._upstreams.has_key(upstream):
             return
-        owner, project_id = self._stored.get(response_id), sender.identity.project_id
+        owner, project_id = await self._owner_of(response_id), sender.identity.project_id
         is_trusted = sender.caller.is_trusted
         if owner == project_id or (owner is None and is_trusted):
             return
@@ -2232,6 +2288,7 @@ _URLS = tuple(path.encode() for path in _PATHS)
 _AMBIGUOUS = re.compile(r"[;?#\\\x00-\x20]|%(?:[01][0-9a-f]|2[035f]|3[bf]|5c|7f)", re.IGNORECASE)
 """What some servers take for the end of a path or of a part of it, and others do not."""
 _UNDER_WAY = re.compile(rb'"status"\s*:\s*"(?:queued|in_progress)"')
+_RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 _STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 
 
