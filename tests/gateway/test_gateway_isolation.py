@@ -23,6 +23,7 @@ from gateway.gateway_service import (
 )
 from gateway.test_task_calls import ended
 from headgate.config.settings import Settings
+from headgate.config.slot_keys import SlotKeys
 from headgate.core.task import TaskStatus
 from headgate.gateway import routing
 from headgate.gateway.gateway import StoredResponses
@@ -153,8 +154,8 @@ async def test_one_tenant_closes_no_upstream_with_two_senders(
         else:
             calls = [{"prompt": f"BAD {number}"} for number in range(CIRCUIT_FAILURES)]
             for one in tokens:
-                body = {"action": "work", "projectId": "a", "target": "plain"}
-                body |= {"params": {"calls": calls}}
+                body: dict[str, object] = {"action": "work", "projectId": "a", "target": "plain"}
+                body["params"] = {"calls": calls}
                 sent = await gateway.client.post("/tasks", json=body, headers=one)
                 assert sent.status_code == 202, sent.text
                 record = await ended(gateway, sent.json()["taskId"])
@@ -194,7 +195,7 @@ async def test_a_tenant_whose_calls_fail_leaves_the_others_their_retries(tmp_pat
 
 
 def test_the_budgets_of_retries_are_of_a_bounded_number_of_tenants() -> None:
-    upstreams = routing.Upstreams(Settings(), {}, lambda _: None)
+    upstreams = routing.Upstreams(Settings(), {}, SlotKeys(Settings(), {}))
     for number in range(2 * routing.MAX_TENANTS):
         upstreams.call_begins(f"project:{number}")
     assert len(upstreams._retry_credit) == routing.MAX_TENANTS
