@@ -39,6 +39,7 @@ CACHES = {
     "gateway.connection_pool._request_line": "a path of at most 256 characters",
     "gateway.connection_pool._line_start": "names of headers, of which a list passes",
     "engine.webhooks._site": "the host of an address of at most 2,048 characters",
+    "providers.call_estimates._known_kind": "a project, and a model of at most 200 characters",
     "providers.prices._found_in_list": "200 characters",
     "providers.prices._nearest": "200 characters",
     "providers.requests._endpoint_of": "the last 100 characters of a path",

@@ -92,7 +92,7 @@ ADVICE = [
     (None, False, "waiting does not help, raise the limit or lower max_tokens or the estimate"),
     (None, True, "reservations in flight may free room, try again later or raise the limit"),
     (1_775_995_200.0, True, "room is freed at 2026-04-12 12:00:00 UTC, wait for it or raise the"),
-    (1e18, True, "room is freed at some far day"),
+    (1e18, True, "room is freed at a time in the far future"),
     (1_775_995_200.0, False, "waiting does not help"),
 ]
 

@@ -31,6 +31,7 @@ main()
 POSTGRES = "postgresql://127.0.0.1:1/tasks"
 REDIS = "redis://127.0.0.1:1/0"
 WORKFLOW = 'name: one\nsteps:\n  - id: echo\n    command: ["echo", "hi"]\n    cost_usd: 0.01\n'
+CLUSTER = '[targets.train]\nkind = "ray"\nentry_point = "jobs.training:run"\n'
 SLOTS = '[[slots]]\nname = "a"\nprovider = "zai"\nkey_env = "A_KEY"\n'
 
 
@@ -114,6 +115,18 @@ def test_the_doctor_finds_that_an_extra_is_missing(
     said = said_without(tmp_path, "doctor", "--json", **variables)
     assert line in said.out
     assert (said.code, said.err) == (1, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [(["up", "--port", "0"], 2), (["config", "check"], 2), (["doctor"], 1)]
+)
+def test_a_target_on_ray_without_the_package_says_what_to_install(
+    tmp_path: Path, command: list[str], code: int
+) -> None:
+    (tmp_path / "headgate.toml").write_text(CLUSTER)
+    said = said_without(tmp_path, *command)
+    assert needs("targets.train.kind", "ray") in said.out + said.err
+    assert said.code == code
 
 
 @pytest.mark.parametrize("command", [["backup", "copy.db"], ["restore", "copy.db"]])

@@ -155,7 +155,7 @@ def build_service(
         telemetry=telemetry,
     )
     gateway = build_gateway(
-        api, settings, config, environ, slot_keys, observe_slot=slots.slots.observe
+        api, settings, config, environ, slot_keys, observe_slot=slots.slots.observe, folder=data
     )
     return Service(
         engine=engine,
@@ -184,13 +184,14 @@ def build_gateway(
     slot_keys: SlotKeys,
     *,
     observe_slot: ObserveSlot,
+    folder: Path,
 ) -> Gateway | None:
     """Return what answers in the protocols of providers; it follows the settings in force."""
     calls = api.engine.calls
     if calls is None:
         return None
     upstreams = Upstreams(settings, environ, slot_keys)
-    gateway = Gateway(api, calls, upstreams, settings, observe_slot=observe_slot)
+    gateway = Gateway(api, calls, upstreams, settings, observe_slot=observe_slot, folder=folder)
     calls.choose_key = gateway.sessions.choose
     calls.tasks.offer = gateway.offer_to_tasks
     calls.tasks.max_wait_seconds = lambda: gateway.settings.max_wait_seconds

@@ -56,7 +56,7 @@ from typing import Any, Generic, TypeVar
 # Rule: whatever is said of a time in a message is said in these words, so that it reads the same in
 # a terminal, on a page and in an error.
 
-FAR = "some far day"
+FAR = "a time in the far future"
 
 
 def utc_time(seconds: float) -> str:
@@ -192,7 +192,7 @@ class SlotNotFoundError(CallerError):
     """No slot of this name is configured."""
 
     def __init__(self, name: str) -> None:
-        advice = "see `headgate slot list` for those that are"
+        advice = "`headgate slot list` lists the slots"
         super().__init__(f"there is no slot {name[:64]!r}; {advice}")
         self.name = name
 
@@ -218,7 +218,7 @@ class BudgetMismatchError(CallerError):
 
     def __init__(self, *, scope: str, existing: str, wanted: str, source: str, change: str) -> None:
         line = f"{scope or '(root)'}: the limit is {existing}, and {source} says {wanted}"
-        super().__init__(f"{line}; say the same, or change it with `{change}`")
+        super().__init__(f"{line}; use the same limit, or change it with `{change}`")
         self.scope, self.existing, self.wanted = scope, existing, wanted
 
 
@@ -226,8 +226,8 @@ class NameTakenError(CallerError):
     """A token of this name is good already."""
 
     def __init__(self, *, name: str, token_id: str) -> None:
-        line = f"the token {token_id} has the name {name!r} already; choose another name"
-        super().__init__(f"{line}, or end it with headgate token revoke {token_id}")
+        line = f"the token {token_id} has the name {name!r} already; choose a different name"
+        super().__init__(f"{line}, or revoke it with headgate token revoke {token_id}")
         self.name, self.token_id = name, token_id
 
 
@@ -240,7 +240,7 @@ class AdjustmentError(InvalidFieldError):
         line = (
             f"is {_exact(wanted, unit)}, and {scope or '(root)'} has {_exact(there, unit)} {what}"
         )
-        super().__init__(field, f"{line} in its window; name at most that")
+        super().__init__(field, f"{line} in its window; give at most that amount")
         self.scope, self.unit, self.wanted, self.there = scope, unit, wanted, there
 
 
@@ -374,9 +374,11 @@ def _outline(scope: str, advice: str) -> str:
 
 def first_of_kind(live: int, unit: str) -> str:
     """Say why work waits that is the first of its kind, or one of the first."""
-    which = "first of its kind" if live == 1 else f"{live} of the first of its kind are in flight"
+    which = "the cost of this kind of work is unknown until the first one ends"
+    if live != 1:
+        which = f"few costs of this kind of work are known yet, and {live} attempts are in flight"
     key = "estimate_usd" if unit == "micro_usd" else "estimate_tokens"
-    return f"{which}; set `{key}` on the target to run them in parallel"
+    return f"{which}; set `{key}` on the target to run more at once"
 
 
 def _exact(amount: int, unit: str) -> str:
@@ -429,7 +431,7 @@ class TooManyWaitingError(LimitReachedError):
 
     def __init__(self, resource: str, most: int) -> None:
         advice = "wait for some to finish, or raise max_waiters"
-        super().__init__(f"{most} tasks wait for {resource!r}, and no more may; {advice}")
+        super().__init__(f"{most} tasks wait for {resource!r}, which is the maximum; {advice}")
         self.resource = resource
         self.most = most
 
@@ -452,7 +454,7 @@ class PermitTimeoutError(LimitReachedError, TimeoutError):
     ) -> None:
         advice = "wait longer, or give the resource more permits"
         if agents_most is not None:
-            advice = f"the agent has all {agents_most} that it may have; raise its capacity"
+            advice = f"the agent uses all its {agents_most} permits; raise its capacity"
         line = f"{agent_id!r} got no permit of {resource!r} within {timeout:g} seconds"
         if concurrency is not None:
             line = f"no call slot became free within {timeout:g} s; concurrency = {concurrency}"
@@ -501,7 +503,7 @@ class StaleWorkerError(CallerError):
     """A worker is not known, or not any more; what it runs is not its own."""
 
     def __init__(self, worker_id: str) -> None:
-        advice = "drop what it runs, and claim without a worker id"
+        advice = "stop its tasks, and claim without a worker id"
         super().__init__(f"worker {worker_id[:64]!r} is not known any more; {advice}")
         self.worker_id = worker_id
 

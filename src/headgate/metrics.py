@@ -84,20 +84,20 @@ class LaneMetric(NamedTuple):
 MS_PER_SECOND = 1_000
 
 LANE_METRICS = (
-    LaneMetric("tasks_submitted_total", "Tasks that were taken.", "submitted"),
+    LaneMetric("tasks_submitted_total", "Tasks that were accepted.", "submitted"),
     LaneMetric("tasks_completed_total", "Tasks that succeeded.", "completed"),
-    LaneMetric("tasks_failed_total", "Tasks that failed, the expired ones included.", "failed"),
+    LaneMetric("tasks_failed_total", "Tasks that failed, including expired tasks.", "failed"),
     LaneMetric("tasks_cancelled_total", "Tasks that were cancelled.", "cancelled"),
     LaneMetric(
         "tasks_rejected_total",
-        "Tasks that were turned away, or that no budget has room for.",
+        "Tasks that were refused by a full queue or a budget without room.",
         "rejected",
     ),
     LaneMetric("tasks_expired_total", "Tasks whose deadline passed while they waited.", "expired"),
     LaneMetric("dispatches_total", "Attempts that were started.", "started"),
     LaneMetric(
         "dispatch_latency_seconds_total",
-        "Seconds that attempts waited before they started; divided by the dispatches, the mean.",
+        "Seconds that attempts waited before they started; divide by the dispatches for the mean.",
         "wait_ms",
         divisor=MS_PER_SECOND,
     ),
@@ -106,9 +106,9 @@ LANE_METRICS = (
 )
 
 AMOUNTS = {
-    "spent": "that were spent in the window, without what went beyond its reservation.",
+    "spent": "that were spent in the window, without overrun.",
     "reserved": "that are reserved.",
-    "overrun": "that were spent in the window beyond what was reserved for them.",
+    "overrun": "that were spent in the window above the reservations.",
     "unaccepted": "that tenants claim beyond their own limits, and that nobody has accepted.",
 }
 """The amounts that every budget has, with what each says."""
@@ -118,11 +118,13 @@ UNIT_WORDS = {"usd": "Dollars", "tokens": "Tokens"}
 CALL_LABELS = ("upstream", "model")
 CALL_TIMES = {
     "wait": "How long calls waited for a permit, a key and money.",
-    "first_byte": "How long an upstream took from there until it began to answer.",
-    "added": "How long calls were in the gateway, without waiting and without the upstream.",
+    "first_byte": "How long an upstream took to its first byte, counted from the end of that wait.",
+    "added": "How long the gateway itself worked on calls, without waits and upstreams.",
 }
 
-_OLDEST = "How long the oldest task has waited that waits neither for its time nor for a parent."
+_OLDEST = (
+    "How long the oldest task has waited; tasks that wait for a time or a parent do not count."
+)
 
 
 def _lane_metrics() -> Iterator[MetricInfo]:
@@ -138,7 +140,7 @@ def _budget_metrics() -> Iterator[MetricInfo]:
         text = f"{word} that a budget has left; `other` is the least of the rest."
         name = f"headgate_budget_remaining_{unit}"
         yield MetricInfo(name, text, ("workflow", "scope"), across="min")
-        text = f"{word} that a budget may use in its window; missing where it has no such limit."
+        text = f"{word} that a budget may use in its window; missing if it has no such limit."
         yield MetricInfo(f"headgate_budget_limit_{unit}", text, ("scope",))
         for amount, text in AMOUNTS.items():
             yield MetricInfo(f"headgate_budget_{amount}_{unit}", f"{word} {text}", ("scope",))
@@ -148,21 +150,22 @@ _LIST = (
     *_lane_metrics(),
     MetricInfo(
         "headgate_queue_rejections_total",
-        "Tasks that were turned away because as many waited as one limit allows: `global` is"
+        "Tasks that were refused because a limit on waiting tasks was reached: `global` is"
         " max_queue_size, `project` queue_share, `agent` max_per_agent, `scheduled` max_scheduled,"
-        " `project_scheduled` and `project_store` the share of a project of that and of the store.",
+        " `project_scheduled` and `project_store` a project's part of max_scheduled and of the"
+        " store.",
         ("limit",),
         "counter",
     ),
     MetricInfo(
         "headgate_task_wait_seconds",
-        "How long attempts waited that this node has dispatched.",
+        "How long attempts waited; only attempts that this node dispatched.",
         kind="histogram",
         across="sum",
     ),
     MetricInfo(
         "headgate_task_run_seconds",
-        "How long attempts ran that this node has dispatched, however they ended.",
+        "How long attempts ran, however they ended; only attempts that this node dispatched.",
         kind="histogram",
         across="sum",
     ),
@@ -170,7 +173,7 @@ _LIST = (
     MetricInfo("headgate_project_oldest_queued_seconds", _OLDEST, ("project",)),
     MetricInfo(
         "headgate_closures",
-        "What is closed now and keeps tasks from starting: budgets (`scope`), slots, targets,"
+        "Closures that now keep tasks from starting, of budgets (`scope`), slots, targets,"
         " agents, upstreams and others. `cause` says who closed it: `budget`, `rate`, `provider`,"
         " `target`, `worker`, `operator` or `settings`.",
         ("kind", "cause"),
@@ -182,13 +185,13 @@ _LIST = (
     ),
     MetricInfo(
         "headgate_project_share_actual",
-        "The share of the tokens in the usage window that a project has.",
+        "The share that a project has of the tokens in the usage window.",
         ("project",),
     ),
     MetricInfo(
         "headgate_spend_usd_total",
         "Dollars that tasks and calls have cost: `reported` by the target, `priced` by the price"
-        " list, or `assumed`, where nobody said anything and the reservation was booked.",
+        " list, or `assumed` if no cost was reported and the reservation was booked.",
         ("project", "model", "kind"),
         "counter",
     ),
@@ -200,7 +203,7 @@ _LIST = (
     ),
     MetricInfo(
         "headgate_overruns_total",
-        "Attempts that cost more than was reserved for them, where something was.",
+        "Attempts that cost more than their reservation, if anything was reserved.",
         ("project", "model"),
         "counter",
     ),
@@ -226,14 +229,14 @@ _LIST = (
     MetricInfo(
         "headgate_call_tokens_total",
         "Tokens of these calls, as their upstream reported them: `input` without what was"
-        " `cached`, `output`, and `assumed` where nobody reported any.",
+        " `cached`, `output`, and `assumed` if none were reported.",
         (*CALL_LABELS, "kind"),
         "counter",
         "sum",
     ),
     MetricInfo(
         "headgate_call_cost_usd_total",
-        "Dollars that these calls were booked at.",
+        "Dollars that were booked for these calls.",
         CALL_LABELS,
         "counter",
         "sum",
@@ -265,40 +268,40 @@ _LIST = (
     *_budget_metrics(),
     MetricInfo(
         "headgate_budget_rejections_total",
-        "Reservations that a budget refused: `micro_usd` or `tokens` was short, enough of an"
-        " unknown `kind` of work ran, or the ledger was `unavailable`.",
+        "Reservations that a budget refused: too few `micro_usd` or `tokens` were left, too"
+        " much of an unknown `kind` of work ran, or the ledger was `unavailable`.",
         ("scope", "reason"),
         "counter",
         "sum",
     ),
     MetricInfo(
         "headgate_ready",
-        "1 if this node takes and runs tasks, as /readyz says.",
+        "1 if this node accepts and runs tasks, as /readyz says.",
         across="min",
     ),
     MetricInfo(
         "headgate_store_rejections_total",
-        "Tasks that this node turned away because the store had no room.",
+        "Tasks that this node refused because the store had no room.",
         kind="counter",
         across="sum",
     ),
     MetricInfo(
         "headgate_store_used_bytes",
-        "What the store takes, without what it can use again; on PostgreSQL with max_store_bytes.",
+        "The size of the store, without reusable space; on PostgreSQL only with max_store_bytes.",
     ),
     MetricInfo(
         "headgate_store_free_bytes",
-        "What is free for the store, on the disk of a SQLite file and in the file.",
+        "The space that is free for the store, on the disk of an SQLite file and in the file.",
         across="min",
     ),
     MetricInfo(
         "headgate_store_room_bytes",
-        "What new tasks may take; missing where nothing bounds it.",
+        "The space that new tasks may use; missing if nothing limits it.",
         across="min",
     ),
     MetricInfo(
         "headgate_store_max_bytes",
-        "What the store may take, by max_store_bytes; missing where it is not set.",
+        "The largest size of the store, max_store_bytes; missing if it is not set.",
     ),
     MetricInfo(
         "headgate_store_up",
@@ -316,7 +319,8 @@ _LIST = (
         across="sum",
     ),
     MetricInfo(
-        "headgate_dispatcher_epoch", "The number of its election, on the node that dispatches."
+        "headgate_dispatcher_epoch",
+        "The number of the dispatcher's election, on the node that dispatches.",
     ),
     MetricInfo("headgate_node_attempts", "Attempts that run on this node.", across="sum"),
     MetricInfo("headgate_writer_queue", "Writes that wait for the next transaction.", across="sum"),
@@ -717,10 +721,11 @@ class CallMetrics:
         """Count a call that has ended."""
         self.ended += 1
         self._count_today(record)
+        state = record.state
         outcomes = self._outcomes_of(record.project_id)
-        outcomes[record.state] = outcomes.get(record.state, 0) + 1
+        outcomes[state] = outcomes.get(state, 0) + 1
         counts = self._counts_of(record)
-        counts.outcomes[record.state] = counts.outcomes.get(record.state, 0) + 1
+        counts.outcomes[state] = counts.outcomes.get(state, 0) + 1
         ended_at = record.ended_at or record.created_at
         started_at = record.started_at
         counts.wait.add(max(0.0, (started_at or ended_at) - record.created_at))

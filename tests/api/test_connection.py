@@ -76,6 +76,40 @@ def test_a_bad_address_is_refused_whether_or_not_it_would_upgrade() -> None:
     assert statuses_of([bad]) == statuses_of([wishing(bad)]) == [b"400"]
 
 
+def submitting(body: bytes, *, length: int | None = None) -> bytes:
+    length = len(body) if length is None else length
+    return SUBMIT.partition(b"Content-Length")[0] + b"content-length: %d\r\n\r\n%b" % (length, body)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 120)), min_size=2, max_size=6),
+    st.lists(st.integers(0, 10_000), max_size=12),
+)
+def test_a_head_that_is_sent_again_means_the_same_with_another_length(
+    given: list[tuple[bool, int]], places: list[int]
+) -> None:
+    ends = [(b"}" if is_good else b"]") + b" " * spaces for is_good, spaces in given]
+    stream = b"".join([submitting(BODY[:-1] + end) for end in ends])
+    expected = [b"202" if is_good else b"400" for is_good, _ in given]
+    assert statuses_of(cut(stream, places)) == expected
+
+
+@pytest.mark.parametrize(
+    ("again", "status"),
+    [
+        (submitting(b"", length=99_999_999), b"413"),
+        (submitting(b"").replace(b"localhost", b"elsewhere"), b"421"),
+        (submitting(BODY).replace(b": 35", b": 0x23"), b"400"),
+        (submitting(BODY).replace(b": 35", b": 35, 35"), b"400"),
+        (submitting(BODY).replace(b": 35", b": 35\r\ncontent-length: 35"), b"400"),
+        (submitting(BODY).replace(b": 35", b": 35\r\ntransfer-encoding: chunked"), b"400"),
+    ],
+)
+def test_a_head_that_is_almost_sent_again_is_read_anew(again: bytes, status: bytes) -> None:
+    assert statuses_of([submitting(BODY), submitting(BODY), again]) == [b"202", b"202", status]
+
+
 def padded(before: bytes, after: bytes, *, size: int) -> bytes:
     return before + b"a" * (size - len(before) - len(after)) + after
 

@@ -27,7 +27,7 @@ TIMEOUT_MS = 10_000
 SHARE_OF_PAGES = 167
 """So many of 200 pages one token has open, at most."""
 
-AWAY = "The store cannot be asked now."
+AWAY = "The store is unavailable now."
 REFRESH = "htmx.trigger('#rows', 'sse:changed')"
 
 

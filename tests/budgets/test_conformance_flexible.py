@@ -182,7 +182,7 @@ async def test_one_probe_of_a_kind_is_live_at_once(tracker_factory: TrackerFacto
         await held(tracker, request("a", dispatched=True))
         answer = await refused(tracker, request("b"))
         assert (answer.kind, answer.live, answer.may_clear) == ("p/t/", 1, True)
-        assert "first of its kind" in str(exceeded(answer))
+        assert "of this kind of work" in str(exceeded(answer))
         assert "estimate_usd" in str(exceeded(answer))
         await held(tracker, request("c", msgspec.structs.replace(PROBE, kind="p/other/")))
         await commit(tracker, "a", micro_usd=20_000)

@@ -66,7 +66,7 @@ def test_a_ledger_in_memory_has_no_place(url: str) -> None:
 
 @pytest.mark.parametrize("url", [None, 5, b"memory:", Path("budget.db")])
 def test_a_url_is_a_text(url: Any) -> None:
-    with pytest.raises(InvalidSettingError, match="url: must be a text and not"):
+    with pytest.raises(InvalidSettingError, match="url: must be a string and not"):
         connect_budget(url)
 
 

@@ -136,7 +136,7 @@ async def test_a_founder_with_another_limit_is_told_both_and_what_to_do(
             await tracker.create_budget(SESSION, 40, 2_000, "day", source="the file")
     assert str(caught.value) == (
         "session:eval: the limit is $50.00, and the file says $40.00 and 2,000 tokens (day);"
-        " say the same, or change it with `headgate budget set session:eval --limit-usd 40.00"
+        " use the same limit, or change it with `headgate budget set session:eval --limit-usd 40.00"
         " --limit-tokens 2000 --window day`"
     )
     error = caught.value

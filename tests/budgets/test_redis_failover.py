@@ -281,7 +281,7 @@ async def test_a_url_of_the_wrong_kind_says_which_to_write() -> None:
     with running_valkey("--port", str(port), "--bind", "127.0.0.1"):
         with pytest.raises(LedgerUnavailableError, match="not a cluster; write redis://"):
             await open_and_close(f"redis+cluster://127.0.0.1:{port}")
-        with pytest.raises(LedgerUnavailableError, match="a Sentinel cannot be asked"):
+        with pytest.raises(LedgerUnavailableError, match="a Sentinel is unavailable"):
             await open_and_close(f"redis+sentinel://127.0.0.1:{port}/{SERVICE}/0")
     with pytest.raises(LedgerUnavailableError, match="0 of 1 Sentinels answer"):
         await open_and_close(f"redis+sentinel://127.0.0.1:{port}/{SERVICE}/0")

@@ -206,12 +206,12 @@ async def test_a_server_that_is_down_is_said_to_be_and_is_found_again(
 ) -> None:
     async with opened(own_valkey) as tracker:
         own_valkey.stop()
-        with pytest.raises(LedgerUnavailableError, match="Redis cannot be asked"):
+        with pytest.raises(LedgerUnavailableError, match="Redis is unavailable"):
             await tracker.reserve(FLOW, "0.10")
         own_valkey.start()
         await tracker.reserve(FLOW, "0.10")
     own_valkey.stop()
-    with pytest.raises(LedgerUnavailableError, match="Redis cannot be asked"):
+    with pytest.raises(LedgerUnavailableError, match="Redis is unavailable"):
         await open_and_close(own_valkey.url)
     own_valkey.start()
 

@@ -405,7 +405,7 @@ WRONG_TYPES: list[tuple[dict[str, Any], str]] = [
     ({"lease_seconds": "60"}, "lease_seconds: must be a number"),
     ({"lease_seconds": None}, "lease_seconds: must be a number"),
     ({"lease_seconds": True}, "lease_seconds: must be a number"),
-    ({"reservation_id": 5}, "reservation_id: must be a text"),
+    ({"reservation_id": 5}, "reservation_id: must be a string"),
 ]
 
 
@@ -425,7 +425,7 @@ def test_an_argument_of_a_wrong_type_is_told_and_holds_nothing(
 def test_a_window_of_a_wrong_type_is_told() -> None:
     async def scenario(tracker: LedgerTracker) -> None:
         window: Any = 5
-        with pytest.raises(InvalidSettingError, match="window: must be a text"):
+        with pytest.raises(InvalidSettingError, match="window: must be a string"):
             await tracker.set_budget(SCOPE, "1", window=window)
 
     run(scenario)

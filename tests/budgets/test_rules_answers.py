@@ -52,13 +52,13 @@ STATES = list(dict.fromkeys(row.state for row in ROWS))
 # $0.15 and 130 tokens.
 WEIGHTS = {
     "nothing": (Sums(0, 0, 0), Sums(0, 0, 0)),
-    "reserved: what is held": (Sums(0, 100_000, 0), Sums(0, 100, 0)),
-    "spent: what was held": (Sums(100_000, 0, 0), Sums(100, 0, 0)),
-    "spent: the actual up to what was held; overrun: the rest": (
+    "reserved: the amount": (Sums(0, 100_000, 0), Sums(0, 100, 0)),
+    "spent: the reserved amount": (Sums(100_000, 0, 0), Sums(100, 0, 0)),
+    "spent: the actual cost, up to the reserved amount; overrun: the rest": (
         Sums(100_000, 0, 50_000),
         Sums(100, 0, 30),
     ),
-    "overrun: all of the actual": (Sums(0, 0, 150_000), Sums(0, 0, 130)),
+    "overrun: the whole actual cost": (Sums(0, 0, 150_000), Sums(0, 0, 130)),
 }
 
 

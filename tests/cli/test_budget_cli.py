@@ -279,7 +279,7 @@ def test_a_wrong_booking_is_undone_once_and_never_below_nothing(
             "$999999.00 claimed and not accepted\n"
         )
     assert run(["budget", "adjust", "root", "--usd=-3"]) != 0
-    assert "name at most that" in capsys.readouterr().err
+    assert "give at most that amount" in capsys.readouterr().err
     assert run(["budget", "adjust", "root", "--accept", "--usd", "7", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["overrunUsd"] == "7.00"
     assert run(["budget", "adjust", "root", "--reject"]) == 0

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -190,12 +191,14 @@ def test_a_log_that_cannot_be_written_stops_no_task(monkeypatch: pytest.MonkeyPa
 
 def test_lines_about_tasks_have_the_form_of_all_others(written: Written) -> None:
     configure_logs(LogSettings(format="json"))
+    began_at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     (quick,) = logged(written, record(TaskStatus.CANCELLED, 0))
     facts = {name: value for name, value in quick.items() if name not in FORM}
     structlog.get_logger("headgate.x").info(quick["event"], **facts)
     usual = written.lines[-1]
     assert list(usual) == list(quick)
     assert len(usual["timestamp"]) == len(quick["timestamp"])
+    assert began_at <= quick["timestamp"] <= usual["timestamp"]
     assert [usual[name] for name in quick if name != "timestamp"] == [
         value for name, value in quick.items() if name != "timestamp"
     ]

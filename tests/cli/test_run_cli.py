@@ -291,7 +291,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-HELD_COST = "held $0.07, the cost_usd of the step"
+HELD_COST = "reserved $0.07, the cost_usd of the step"
 STOP = "session:s would stop it at case[2], after case[1]: $0.07 needed, $0.01 left"
 
 
@@ -305,7 +305,7 @@ def test_a_dry_run_says_where_the_budget_would_end_it_and_founds_nothing(
         "Dry run of cases: 6 runs of steps, 1 at once",
         "  step       runs           each   together  cumulated  why",
         f"  case[0…1]  2              $0.07  $0.14     $0.14      {HELD_COST}",
-        "  case[2…4]  3     not run                              no budget would hold it",
+        "  case[2…4]  3     not run                              no budget has room for it",
         "  report     1     not run                              'case' was not run",
         "session:s: $0.00 spent of $0.15",
         "workflow:cases: $0.00 spent of $0.25",

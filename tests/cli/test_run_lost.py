@@ -68,7 +68,7 @@ def test_a_run_whose_money_is_not_booked_is_not_done_and_says_how_to_book_it(
             end = ended(process)
         assert end.code == EXIT_FAILED, end
         assert "one has ended, but is not booked: 2 of 2 done, $0.80" in end.stdout
-        assert "$0.80 of it is not in the ledger yet (Redis cannot be asked" in end.stdout
+        assert "$0.80 of it is not in the ledger yet (Redis is unavailable" in end.stdout
         assert re.search(r"session:x: .* of \$1\.00 \(as of [0-9:]+ \w+\)", end.stdout)
         resume = f"headgate run --resume {commands.ids()[0]} --data {commands.data}"
         assert f"; {resume} books it" in end.stdout

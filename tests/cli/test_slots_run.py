@@ -86,7 +86,7 @@ def test_slots_run_alone_until_ctrl_c_and_a_later_run_repeats_no_wake(tmp_path: 
             settings.write_text(SLOT.format(provider=provider) + "poll_interval_minutes = 20\n")
             alone.wait_for("slot work quota poller detected config change")
             settings.write_text("")
-            alone.wait_for("the file was not taken")
+            alone.wait_for("the file was refused")
             assert alone.end() == 0
         assert "\x1b" not in alone.said()
         assert "slot work initial wake fired" in alone.said()

@@ -92,22 +92,22 @@ HELD: list[tuple[TaskStatus, Hold | None, tuple[int, int], list[str]]] = [
         Hold(micro_usd=LEARNED, tokens=FEW),
         (31_000, 400),
         [
-            "$0.031, 95% of 412 like it cost less",
-            "400 tokens, from the dearest of 1 like it so far",
+            "$0.031, 95% of 412 of its kind cost less",
+            "400 tokens, the highest cost of 1 of its kind",
         ],
     ),
     (
         TaskStatus.DONE,
         Hold(micro_usd=PROBE, tokens=given(0)),
         (50_000, 0),
-        ["$0.05, a probe: nothing is known of what this kind of work costs"],
+        ["$0.05, a probe: the cost of this kind of work is unknown"],
     ),
     (TaskStatus.RUNNING, None, (7_000, 0), ["$0.007, the estimate that it came with"]),
     (
         TaskStatus.DONE,
         Hold(micro_usd=SILENT, tokens=given(0)),
         (0, 0),
-        ["holds nothing: this kind of work never reports what it used"],
+        ["reserves nothing: this kind of work never reports what it used"],
     ),
     (TaskStatus.RUNNING, None, (0, 0), []),
     (TaskStatus.QUEUED, None, (7_000, 0), []),
@@ -125,7 +125,7 @@ def test_what_is_held_and_why_is_a_line_for_each_unit(
         ),
     )
     whole = whole_snapshot_of(record)
-    assert [one.text.removeprefix("held ") for one in whole.held] == shown
+    assert [one.text.removeprefix("reserved ") for one in whole.held] == shown
     assert snapshot_of(record).held == ()
     lines = lines_of(whole)
     at = [number for number, line in enumerate(lines) if line.startswith("held")]

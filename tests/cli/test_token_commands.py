@@ -104,7 +104,8 @@ def test_a_name_belongs_to_one_token_until_that_is_revoked(
     text = headgate("token", "create", "twin", "--expires", "1h", *here).out.strip()
     first, _ = read_token(text) or ("", "")
     refused = headgate("token", "create", "twin", *here)
-    line = f"the token {first} has the name 'twin' already; choose another name, or end it with"
+    line = f"the token {first} has the name 'twin' already; choose a different name"
+    line += ", or revoke it with"
     assert (refused.code, refused.out) == (2, "")
     assert refused.err == f"headgate: {line} headgate token revoke {first}\n"
     assert headgate("token", "revoke", "twin", *here).out == f"{first} twin is revoked\n"

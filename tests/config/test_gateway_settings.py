@@ -182,7 +182,7 @@ WRONG_UPSTREAMS: list[tuple[str, str, str]] = [
         )
         for host in ("127.0.0.1", "localhost", "[::1]")
     ),
-    ('kind = "openai"\nmodels = [""]', "models[0]", "must be a text of 1 to 2,000 characters"),
+    ('kind = "openai"\nmodels = [""]', "models[0]", "must be a string of 1 to 2,000 characters"),
     (
         'kind = "openai"\nmodels = ["gpt-*", " "]',
         "models[1]",
@@ -281,7 +281,7 @@ def test_an_alias_may_have_the_name_of_a_model(file: Path) -> None:
 WRONG_ROUTES: list[tuple[str, str, str]] = [
     ("route = []", "route", "must be a list that is not empty"),
     ("", "route", "is missing; write it"),
-    ('route = [""]', "route[0]", "must be a text of 1 to 2,000 characters"),
+    ('route = [""]', "route[0]", "must be a string of 1 to 2,000 characters"),
     (
         'route = ["openai/gpt-5", "nowhere/x"]',
         "route[1]",

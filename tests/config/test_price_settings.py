@@ -61,7 +61,7 @@ def test_prices_alone_are_read_beside_whatever_else_is_wrong(tmp_path: Path) -> 
     ("text", "line"),
     [
         ("[prices.m]\ninput = 1\n", "prices.m.output: is missing; write it"),
-        ("[prices.m]\ninput = []\noutput = 1\n", "prices.m.input: must be a text or a number"),
+        ("[prices.m]\ninput = []\noutput = 1\n", "prices.m.input: must be a string or a number"),
         (
             "[prices.m]\ninput_usd = 1\noutput = 1\n",
             "prices.m.input_usd: is not a setting; did you mean input?",

@@ -221,7 +221,7 @@ REFUSED: list[tuple[str, str]] = [
         "scheduler.auto_tune: keeps alpha at most 0.5; leave out allow_unsafe_alpha",
     ),
     ("[server]\nport = 70000", "server.port: must be a whole number from 0 to 65,535, not 70000"),
-    ('[server]\nhost = ""', "server.host: must be a text of 1 to 2,000 characters"),
+    ('[server]\nhost = ""', "server.host: must be a string of 1 to 2,000 characters"),
     (
         "[agents.a]\ncapacity = 0",
         "agents.a.capacity: must be a whole number from 1 to 1,000,000, not 0",
@@ -254,7 +254,7 @@ REFUSED: list[tuple[str, str]] = [
     ('[budgets."a:b"]\nlimit_usd = "x"', DOLLARS + ", not 'x'"),
     (
         '[budgets."a:b"]\nlimit_usd = []',
-        'budgets."a:b".limit_usd: must be a text or a number, not a list',
+        'budgets."a:b".limit_usd: must be a string or a number, not a list',
     ),
     ('[budgets."a:b"]\nlimit_usd = 1e12', DOLLARS + ", not 1000000000000.0"),
     (
@@ -294,9 +294,9 @@ REFUSED: list[tuple[str, str]] = [
     ),
     (
         '[targets.a]\nkind = "callable"\nentry_point = ""',
-        "targets.a.entry_point: must be a text that is not empty",
+        "targets.a.entry_point: must be a string that is not empty",
     ),
-    ('[targets.a]\nkind = "http"\nheaders = { a = 1 }', "targets.a.headers[...]: must be a text"),
+    ('[targets.a]\nkind = "http"\nheaders = { a = 1 }', "targets.a.headers[...]: must be a string"),
     (
         '[targets.a]\nkind = "http"\ndefault = true\n[targets.b]\nkind = "http"\ndefault = true',
         "targets.b.default: a is the default already; mark one target",
@@ -388,7 +388,7 @@ WRONG_VARIABLES: list[tuple[str, str, str]] = [
     ("HEADGATE_SCHEDULER__STRATEGY", "lod", "must be one of fair-fifo, load, not 'lod'"),
     ("HEADGATE_SCHEDULER__", "5", "is not a setting; headgate config example shows all of them"),
     ("HEADGATE_SERVER__PORT", "80000", "must be a whole number from 0 to 65,535, not '80000'"),
-    ("HEADGATE_STORE__URL", "", "must be a text of 1 to 2,000 characters"),
+    ("HEADGATE_STORE__URL", "", "must be a string of 1 to 2,000 characters"),
     (
         "HEADGATE_X__Y",
         "1",

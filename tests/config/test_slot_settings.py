@@ -131,11 +131,11 @@ HTTP_JSON: dict[str, object] = {
 
 REFUSED: list[tuple[dict[str, object], str]] = [
     # Names; a table whose name cannot be used goes by its place.
-    ({"name": ""}, "slots[0].name: must be a text of 1 to 32 characters, all of them printable"),
-    ({"name": "x" * 33}, "slots[0].name: must be a text of 1 to 32 characters"),
-    ({"name": "a\nb"}, "slots[0].name: must be a text of 1 to 32 characters"),
+    ({"name": ""}, "slots[0].name: must be a string of 1 to 32 characters, all of them printable"),
+    ({"name": "x" * 33}, "slots[0].name: must be a string of 1 to 32 characters"),
+    ({"name": "a\nb"}, "slots[0].name: must be a string of 1 to 32 characters"),
     ({"name": "  "}, "slots[0].name: has spaces at its ends; take them out"),
-    ({"name": 3}, "slots[0].name: must be a text of 1 to 32 characters"),
+    ({"name": 3}, "slots[0].name: must be a string of 1 to 32 characters"),
     # Keys that nothing reads, and values outside their range.
     ({"zoen": "UTC"}, "slots.work.zoen: is not a setting; did you mean zone?"),
     ({"key": KEY}, "slots.work.key: a key is not written into the file; name its variable"),
@@ -170,7 +170,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"key_env": "abcdef0123456789abcdef"}, "slots.work.key_env: is the name of a variable"),
     ({"key_env": "gsk_0123456789abcdef"}, "slots.work.key_env: is the name of a variable"),
     ({"limit_unit": 3}, "slots.work.limit_unit: needs limit_type, the type of the row that"),
-    ({"key_env": ""}, "slots.work.key_env: must be a text of 1 to 2,000 characters"),
+    ({"key_env": ""}, "slots.work.key_env: must be a string of 1 to 2,000 characters"),
     # Times and zone.
     ({"wake_times": ["9:00"]}, "slots.work.wake_times: '9:00' is not a time; write HH:MM"),
     ({"wake_times": ["24:00"]}, "slots.work.wake_times: '24:00' is not a time; write HH:MM"),

@@ -222,7 +222,8 @@ def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
     assert last is not None
     assert last.part == kind
     assert last.why == (
-        "first of its kind; set `estimate_tokens` on the target to run them in parallel"
+        "the cost of this kind of work is unknown until the first one ends;"
+        " set `estimate_tokens` on the target to run more at once"
     )
     # Neither work of which the tokens are known passes here, nor work that nothing limits.
     known = msgspec.structs.replace(first, estimate_tokens=5)

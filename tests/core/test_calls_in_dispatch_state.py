@@ -509,7 +509,9 @@ class _Dispatch:
     def _come(self, record: TaskRecord) -> None:
         holds = priced if record.task.priority % 2 else free
         if self.is_short:
-            planned_at_once = self.state.start_call(record, holds, self.now)
+            planned_at_once = self.state.start_call(
+                record.task, holds, self.now, attempt=record.progress.attempt
+            )
             if planned_at_once is not None:
                 self.at_once += 1
                 self.planned.append(planned_at_once)

@@ -111,11 +111,12 @@ def test_strict_holds_the_largest_and_expected_a_quantile() -> None:
     strict = estimates.hold(KIND, micro_usd=None, tokens=None, reserve=Reserve.STRICT).micro_usd
     assert expected.amount < 200
     assert strict.amount == 5_150
-    assert expected.sentence(31_000, Unit.MICRO_USD) == "held $0.031, 95% of 100 like it cost less"
-    assert expected.prospect(Unit.TOKENS).startswith("would hold 1")
+    said = expected.sentence(31_000, Unit.MICRO_USD)
+    assert said == "reserved $0.031, 95% of 100 of its kind cost less"
+    assert expected.prospect(Unit.TOKENS).startswith("would reserve 1")
     assert PROBE.prospect(Unit.TOKENS) == (
-        "would hold a probe, a tenth of the smallest limit in tokens:"
-        " nothing is known of what this kind of work costs"
+        "would reserve a probe, a tenth of the smallest limit in tokens:"
+        " the cost of this kind of work is unknown"
     )
 
 

@@ -34,11 +34,11 @@ CLOCK = "2026-01-01 00:00:00 UTC"
         (GateClosed(kind="scope", name=""), "scope (root) is closed"),
         (
             BudgetShort(scope="team:a", unit="micro_usd", room=50_000, requested=100_000),
-            "scope team:a has $0.05 left, and it needs $0.10",
+            "needs $0.10, but budget team:a has $0.05 left",
         ),
         (
             BudgetShort(scope="", unit="tokens", room=1_200, requested=3_000_000),
-            "scope (root) has 1,200 tokens left, and it needs 3,000,000 tokens",
+            "needs 3,000,000 tokens, but budget (root) has 1,200 tokens left",
         ),
         (
             NoWorker(agent_id="a", since=NEW_YEAR),

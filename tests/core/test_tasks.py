@@ -62,3 +62,13 @@ def test_a_refusal_says_what_is_possible() -> None:
         move(Task(id="t", status=D), R)
     with pytest.raises(IllegalTransitionError, match="it may become assigned, failed, cancelled"):
         move(Task(id="t"), D)
+
+
+def test_a_task_is_written_without_its_defaults_and_read_from_either_form() -> None:
+    task = Task(id="tsk_1", agent_id="a", estimate_tokens=100)
+    written = msgspec.json.encode(task)
+    assert written == b'{"id":"tsk_1","agent_id":"a","estimate_tokens":100}'
+    # Rows of earlier versions have every field.
+    whole = msgspec.json.encode(msgspec.structs.asdict(task))
+    assert b'"deadline":null' in whole
+    assert [msgspec.json.decode(one, type=Task) for one in (written, whole)] == [task, task]

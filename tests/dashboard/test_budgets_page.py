@@ -115,7 +115,7 @@ async def test_work_that_reports_nothing_is_seen_and_what_work_costs_is_listed(
         (held,) = task["held"]
         assert (held["basis"], held["amount"], task["unpriced"]) == ("probe", 1.0, True)
         page = text_of((await Browser(app).get(f"/ui/tasks/{quiet[0]}")).body)
-        assert "Held $1.00, a probe: nothing is known of what this kind of work costs." in page
+        assert "Reserved $1.00, a probe: the cost of this kind of work is unknown." in page
         assert "unpriced" in page
         await run("exact")
         overview = text_of((await Browser(app).get("/")).body)
@@ -171,7 +171,7 @@ async def test_tasks_that_wait_for_a_budget_are_counted_and_start_when_it_is_rai
         page = (await Browser(app).get("/ui/budgets")).body.decode()
         assert 'href="/ui/tasks?state=queued&amp;scope=project%3Asearch">1 task waits' in page
         waiting = text_of((await Browser(app).get(f"/ui/tasks/{task}")).body)
-        assert "It would hold $0.50, the estimate that it came with" in waiting
+        assert "It would reserve $0.50, the estimate that it came with" in waiting
         await submit(app, notBefore="2099-01-01T00:00:00Z")
         listed = (await Browser(app).get("/ui/tasks?state=queued&scope=project:search")).body
         assert (listed.count(b'data-label="Task"'), task.encode() in listed) == (1, True)

@@ -53,7 +53,7 @@ async def test_a_store_that_is_away_is_named_and_nothing_of_it_is_told(client: C
     answer = await Browser(client.app).get("/ui/tasks")
     text = text_of(answer.body)
     assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert "The store cannot be asked now" in text
+    assert "The store is unavailable now" in text
     assert "this page comes back when it can" in text
     assert "10.1.2.3" not in text
 

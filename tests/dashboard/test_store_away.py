@@ -33,10 +33,10 @@ base_url = "http://127.0.0.1:9"
 """
 NOTHING = "\N{EN DASH}"
 UNKNOWN = "unknown while the store is unreachable"
-STORE_NOTICE = "The store has a problem. The store cannot be asked; the log of this node says why."
+STORE_NOTICE = "The store has a problem. The store is unavailable; the log of this node says why."
 NO_LEDGER = "unknown while the ledger does not answer"
-LEDGER_NOTICE = "The ledger has a problem. The ledger cannot be asked;"
-LEDGER_AWAY = "The budget ledger cannot be asked now"
+LEDGER_NOTICE = "The ledger has a problem. The ledger is unavailable;"
+LEDGER_AWAY = "The budget ledger is unavailable now"
 
 
 async def overview(app: App) -> str:
@@ -75,7 +75,7 @@ async def test_the_overview_outlives_its_store_and_the_other_pages_say_why_not(
             for path in ("/ui/tasks", "/ui/projects", "/ui/budgets", "/ui/webhooks"):
                 answer = await Browser(app).get(path)
                 assert answer.status == 503, path
-                assert "The store cannot be asked now" in text_of(answer.body), path
+                assert "The store is unavailable now" in text_of(answer.body), path
         finally:
             postgres.start()
 
@@ -96,7 +96,7 @@ async def test_what_the_desk_knows_is_shown_without_the_store(tmp_path: Path) ->
     assert "Queued 1 of 1,000" in text
     assert "In flight 0 of 20" in text
     assert f"{task} of search" in text
-    assert "The reason is unknown now: the store cannot be asked now" in text
+    assert "The reason is unknown now: the store is unavailable now" in text
     assert "50 % target" in text
 
 
@@ -244,5 +244,5 @@ async def test_a_store_that_keeps_the_books_itself_is_named_on_the_page_of_budge
         await service.engine.store.close()
         answer = await Browser(app).get("/ui/budgets")
         assert answer.status == 503
-        assert "The store cannot be asked now" in text_of(answer.body)
+        assert "The store is unavailable now" in text_of(answer.body)
         assert (await answer_of(app, "GET", "/budgets/status")).status == 503

@@ -76,7 +76,7 @@ async def test_what_a_driver_says_is_not_on_the_page(tmp_path: Path) -> None:
 
         app.api.engine.why = away  # type: ignore[method-assign, assignment]
         page = text_of((await Browser(app).get(f"/ui/tasks/{task_id}")).body)
-    assert "Unknown now: the store cannot be asked now" in page
+    assert "Unknown now: the store is unavailable now" in page
     assert "10.1.2.3" not in page
 
 

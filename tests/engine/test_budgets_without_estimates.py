@@ -25,6 +25,10 @@ from headgate.storage.ledger import accounts
 SESSION = Scope("session:eval")
 HALF_A_DOLLAR = {SESSION: Limit(limit_micro_usd=MicroUsd(500_000))}
 COST = 2_250_000
+WAITS_FOR_THE_FIRST = (
+    "the cost of this kind of work is unknown until the first one ends;"
+    " set `estimate_usd` on the target to run more at once"
+)
 LEDGERS: list[Callable[[Clock], Ledger] | None] = [None, lambda clock: LocalLedger(clock=clock)]
 
 
@@ -120,9 +124,7 @@ def test_those_behind_the_first_say_so() -> None:
     assert len(found) == 99
     for one in found:
         assert any(isinstance(reason.detail, FirstOfKind) for reason in one), one
-        assert "first of its kind; set `estimate_usd` on the target to run them in parallel" in [
-            reason.message for reason in one
-        ]
+        assert WAITS_FOR_THE_FIRST in [reason.message for reason in one]
 
 
 def test_a_task_that_waits_says_what_it_would_hold() -> None:
@@ -144,7 +146,7 @@ def test_a_task_that_waits_says_what_it_would_hold() -> None:
     assert (usd.unit, usd.basis, usd.amount) == ("usd", Basis.PROBE, None)
     (usd,) = second.would_hold
     assert (usd.basis, usd.samples, usd.amount) == (Basis.LEARNED, 3, 0.02)
-    assert usd.text == "would hold $0.02, from the dearest of 3 like it so far"
+    assert usd.text == "would reserve $0.02, the highest cost of 3 of its kind"
     assert ended.would_hold == ()
 
 

@@ -238,7 +238,7 @@ class TestErrorRecovery:
             stage.breaks()
             await stage.until(6.1)
             assert len(world.polls) + len(world.wakes) == sent
-            assert stage.status().wake_loop.problem == "the store cannot be asked"
+            assert stage.status().wake_loop.problem == "the store is unavailable"
             stage.mends()
             await stage.until(7)
             assert world.wake_times() == ["00:00", "06:06"]

@@ -367,7 +367,7 @@ def test_a_change_of_settings_during_an_outage_does_not_end_it() -> None:
             [slot(world, modes=[TIMES], wake_on_start=True, wake_times=("07:00",))]
         )
         await stage.until(1.1)
-        assert stage.status().wake_loop.problem == "the store cannot be asked"
+        assert stage.status().wake_loop.problem == "the store is unavailable"
         assert "wake scheduler goes on" not in world.lines
         stage.mends()
         await stage.until(1.11)

@@ -86,8 +86,8 @@ UNUSABLE: list[tuple[object, str]] = [
     ({}, "params.v is required for task execution"),
     ({"v": None}, "params.v is required for task execution"),
     ({"v": ""}, "params.v is required for task execution"),
-    ({"v": [1]}, "params.v must be a text or a number to be part of a URL"),
-    ({"v": {"a": 1}}, "params.v must be a text or a number to be part of a URL"),
+    ({"v": [1]}, "params.v must be a string or a number to be part of a URL"),
+    ({"v": {"a": 1}}, "params.v must be a string or a number to be part of a URL"),
     ([1], "params must be a JSON object"),
 ]
 

@@ -89,6 +89,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tool: ToolCall | None = None
     status: int = 200
     message: str = "scripted by a test"
+    error: Json = {}
+    """Fields of the error body, instead of the usual ones."""
     retry_after: str | None = None
     headers: dict[str, str] = {}
     """Further headers of the answer; what they say need not be true."""
@@ -387,6 +389,7 @@ class BillingUpstream:
             assert request.protocol is not None
             if plan.status != 200:
                 error = error_body(request.protocol, plan.status, plan.message)
+                error["error"] |= plan.error
                 connection.send_json(plan.status, error, headers)
             elif request.protocol == "count_tokens":
                 count = {"input_tokens": _input_tokens(request)}

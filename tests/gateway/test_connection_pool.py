@@ -208,7 +208,7 @@ def test_the_host_header_has_a_port_that_is_not_the_usual_one(
 ) -> None:
     pool = UpstreamPool(url)
     assert pool.address == address
-    assert b"\r\nhost: %b\r\n" % host in pool._head("GET", "/", (), 0)
+    assert b"\r\nhost: %b\r\n" % host in pool._head("GET", "/", b"", 0)
 
 
 # Answers.

@@ -207,6 +207,28 @@ def test_a_token_that_nobody_made_is_refused_in_the_shape_of_the_protocol(tmp_pa
     asyncio.run(scenario())
 
 
+def test_a_repeated_head_is_judged_by_what_holds_now(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, environ={}) as gateway:
+            token = await make_token(gateway)
+            of_token = {"x-api-key": token, "authorization": f"Bearer {OWN_KEY}"}
+            own = {"x-api-key": OWN_KEY}
+            for headers in (of_token, own):
+                for length in (2, 2, 30):
+                    answer = await gateway.ask(MESSAGES, "x" * length, headers=headers)
+                    assert answer.status_code == 200, answer.text
+                    assert bool((await gateway.record(answer)).token_id) is (headers is of_token)
+            assert (await gateway.client.delete(f"/tokens/{token.split('_')[1]}")).is_success
+            assert (await gateway.ask(MESSAGES, headers=of_token)).status_code == 401
+            assert (await gateway.ask(MESSAGES, headers=own)).status_code == 200
+            path = tmp_path / "headgate.toml"
+            path.write_text('[gateway]\npassthrough_keys = "never"\n' + path.read_text())
+            assert (await gateway.client.post("/scheduler/reload")).status_code == 200
+            assert (await gateway.ask(MESSAGES, headers=own)).status_code == 401
+
+    asyncio.run(scenario())
+
+
 def test_who_makes_a_call_is_said_by_token_then_path_then_headers(tmp_path: Path) -> None:
     async def scenario() -> None:
         text = "[projects.a]\n[projects.b]\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +16,7 @@ import pytest
 
 from gateway.billing_upstream import Plan
 from gateway.gateway_service import CHAT, LOOK_SECONDS, MESSAGES, asking, gateway_service
+from gateway.test_hostile import GZIP, http, scripted_upstream
 from headgate.gateway.gateway import Patience
 from headgate.providers.prices import MAX_MODEL_LENGTH
 from headgate.providers.requests import MAX_VALUES, has_too_many_values
@@ -126,3 +129,23 @@ async def test_a_slow_reader_gives_its_permit_back(tmp_path: Path) -> None:
         cut = next(iter(gateway.calls.latest()))
         assert cut.state.value == "failed"
         assert cut.assumed_tokens, "what it cost nobody has said"
+
+
+async def test_a_coded_stream_is_decoded_in_slices_and_stops_nobody(tmp_path: Path) -> None:
+    """Nobody asked for the coding: 30 kB of it stand for 5 MB of comments."""
+    events = b"".join(
+        b": "
+        + b"a" * 250 * (at % 40 != 0)
+        + secrets.token_hex(6).encode() * (at % 40 == 0)
+        + b"\n\n"
+        for at in range(20_000)
+    )
+    coded = gzip.compress(events, 9)
+    assert len(coded) < 64 * 1024, "it may come in one piece"
+    said = http(200, coded, "content-type: text/event-stream", GZIP)
+    async with scripted_upstream(tmp_path, said) as gateway:
+        async with watched() as pauses:
+            answer = await gateway.ask(CHAT, is_stream=True)
+        assert answer.status_code == 200, answer.text
+        assert answer.content.startswith(events)
+        assert pauses.longest < 0.1, "one slice at a time"

@@ -264,7 +264,11 @@ def test_a_strict_call_that_nobody_can_bound_is_refused(tmp_path: Path) -> None:
             answer = await gateway.ask(f"/p/a{MESSAGES}", tools=tools)
             assert answer.status_code == 400, answer.text
             assert "max_uses" in error_of(answer)["message"]
+            answer = await gateway.ask(f"/p/a{MESSAGES}", MAX_TOKENS=100_000)
+            assert answer.status_code == 400, answer.text
+            assert "MAX_TOKENS" in error_of(answer)["message"]
             assert not gateway.upstream.requests
+            assert (await gateway.ask(MESSAGES, MAX_TOKENS=100_000)).status_code == 200
 
     asyncio.run(scenario())
 

@@ -111,7 +111,7 @@ async def test_a_call_whose_client_is_away_is_a_row_until_its_place_is_given_up(
         listed = (await gateway.client.get("/calls", params={"state": "waiting"})).json()["calls"]
         assert [one["callId"] for one in listed] == [call_id]
         why = (await gateway.client.get(f"/calls/{call_id}/why")).json()
-        assert "its place is kept until" in why["reasons"][0]["message"]
+        assert "its position is kept until" in why["reasons"][0]["message"]
         places = gateway.calls._away
         gateway.calls._give_up(places.expire(gateway.service.engine.now() + 3_600))
         await gateway.calls.settled(seconds=20)

@@ -208,6 +208,17 @@ def test_a_refused_key_of_a_client_changes_nothing_for_others(tmp_path: Path) ->
     asyncio.run(scenario())
 
 
+async def test_a_model_that_a_key_may_not_use_disables_no_slot(tmp_path: Path) -> None:
+    said = "key not allowed to access model. Tried to access claude-sonnet-5"
+    fields = {"type": "key_model_access_denied", "param": "model", "code": "401"}
+    async with gateway_service(tmp_path, upstreams=SLOTS, environ=KEYS) as gateway:
+        gateway.upstream.decide = lambda _: Plan(status=401, message=said, error=fields)
+        answer = await gateway.ask(MESSAGES)
+        assert answer.status_code == 401, answer.text
+        assert "may not be allowed" in error_of(answer)["message"]
+        assert "disabled" not in (await states(gateway)).values()
+
+
 def test_the_only_key_of_an_upstream_is_named_by_its_variable(tmp_path: Path) -> None:
     async def scenario() -> None:
         upstream = BillingUpstream("another-key")
@@ -323,6 +334,20 @@ SAID = [
     (401, {"code": "invalid_api_key"}, "Incorrect API key provided: sk-abc.", True),
     (401, {"code": "mismatched_organization"}, "OpenAI-Organization header should match", False),
     (401, {}, "You have insufficient permissions for this operation. Missing scopes: a.b", False),
+    (
+        401,
+        {"type": "key_model_access_denied", "param": "model", "code": "401"},
+        "key not allowed to access model. This key can only access models=['a']. Tried to access b",
+        False,
+    ),
+    (401, {"type": "team_model_access_denied", "code": "401"}, "Team not allowed", False),
+    (
+        401,
+        {"type": "authentication_error"},
+        "OAuth authentication is currently not supported.",
+        False,
+    ),
+    (401, {}, "You must be verified to use the model `gpt-5`", False),
     (403, {}, "", False),
     (403, {"type": "permission_error"}, "Your API key does not have permission to use it", False),
     (403, {"code": "model_not_found"}, "Project p does not have access to model m", False),

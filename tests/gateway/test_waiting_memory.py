@@ -20,8 +20,11 @@ from gateway.gateway_service import (
     asking,
     gateway_service,
 )
+from headgate.api.shares import Holder, SpillRoom
+from headgate.gateway import request_body
 from headgate.gateway.gateway import Patience
 from headgate.gateway.request_body import LEAST_BYTES, RequestBody
+from headgate.storage.tokens import Bounds, new_token
 from service.support import running_service
 
 STREAMS = 1_000
@@ -31,21 +34,29 @@ MOST_GROWTH_BYTES = 40_000_000
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def test_a_body_comes_back_from_its_file_as_it_was() -> None:
+ALICE = Holder("alice")
+
+
+def test_a_body_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
     async def scenario() -> None:
         given = os.urandom(3 * LEAST_BYTES)
-        body = RequestBody(given)
+        body, room = RequestBody(given), SpillRoom()
         assert body.may_spill
-        assert await body.spill()
+        assert await body.spill(room, ALICE, tmp_path)
+        assert (room.files.of("alice"), room.bytes.of("alice")) == (1, 3 * LEAST_BYTES)
         assert not body.may_spill
-        assert not await body.spill()
+        assert not await body.spill(room, ALICE, tmp_path)
         assert await body.read() == given
+        assert await body.read() == given
+        assert await body.spill(room, ALICE, tmp_path), "it waits again, and has its room still"
         assert await body.read() == given
         body.change(b"x")
         assert (body.size, body.may_spill) == (1, False)
         body.let_go()
+        assert (room.files.taken, room.bytes.taken) == (0, 0)
 
     asyncio.run(scenario())
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_call_that_has_ended_is_gone_without_being_looked_for(tmp_path: Path) -> None:
@@ -74,15 +85,71 @@ def test_a_call_that_has_ended_is_gone_without_being_looked_for(tmp_path: Path) 
 def test_on_a_full_disk_a_body_stays_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-
     async def scenario() -> None:
-        body = RequestBody(b"x" * LEAST_BYTES)
-        assert not await body.spill()
-        assert not body.may_spill, "nobody tries again and again"
-        assert await body.read() == b"x" * LEAST_BYTES
+        room = SpillRoom()
+        for folder, least in ((tmp_path / "nowhere", 0), (tmp_path, 2**62)):
+            monkeypatch.setattr(request_body, "LEAST_FREE_BYTES", least)
+            body = RequestBody(b"x" * LEAST_BYTES)
+            assert not await body.spill(room, ALICE, folder)
+            assert not body.may_spill, "nobody tries again and again"
+            assert await body.read() == b"x" * LEAST_BYTES
+            assert (room.files.taken, room.bytes.taken) == (0, 0)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("pool", ["files", "bytes"])
+def test_a_caller_leaves_room_on_the_disk_for_others(tmp_path: Path, pool: str) -> None:
+    async def scenario() -> None:
+        room, bodies = SpillRoom(), []
+        most = 64
+        room.files.most = most if pool == "files" else 10 * most
+        room.bytes.most = most * LEAST_BYTES if pool == "bytes" else 2**40
+        for _ in range(most):
+            bodies.append(RequestBody(b"x" * LEAST_BYTES))
+            if not await bodies[-1].spill(room, ALICE, tmp_path):
+                break
+        assert bodies[-1].may_spill, "it stays in memory until there is room"
+        assert most // 2 < room.files.taken < most
+        other = RequestBody(b"x" * LEAST_BYTES)
+        assert await other.spill(room, Holder("bob"), tmp_path)
+        bodies[0].let_go()
+        for one in (*bodies, other):
+            one.let_go()
+        assert (room.files.taken, room.bytes.taken) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+async def test_calls_that_wait_take_no_more_of_the_disk_than_their_share(tmp_path: Path) -> None:
+    """What has no room there stays in memory, and there it counts until nothing more is taken."""
+    size = 1024 * 1024
+    async with gateway_service(tmp_path, "[projects.a]\n", inflight=1) as gateway:
+        gateway.gateway.patience = Patience(memory_seconds=0.1)
+        shares = gateway.service.api.shares
+        shares.spilled.bytes.most, shares.bytes.most = 8 * size, 12 * size
+        now = gateway.service.engine.now()
+        made = new_token(name="a", permissions=("submit",), now=now, bounds=Bounds(project_id="a"))
+        await gateway.service.api.tokens.add(made.kept)
+        headers = {"authorization": f"Bearer {made.text}"}
+        first = gateway.start(CHAT, "[[until go]]", headers=headers)
+        await gateway.until(lambda: bool(gateway.upstream.requests))
+        asked = []
+        for number in range(30):
+            asked.append(gateway.start(CHAT, f"{number}" + "x" * size, headers=headers))
+            await gateway.until(
+                lambda: gateway.waiting + sum(one.done() for one in asked) == len(asked)
+            )
+        refused = [one.result() for one in asked if one.done()]
+        assert len(refused) >= 10
+        assert {one.status_code for one in refused} == {429}
+        assert "bytes of your requests" in refused[0].text
+        assert size < shares.spilled.bytes.taken < 8 * size
+        assert shares.spilled.bytes.taken + shares.bytes.taken > 12 * size
+        gateway.upstream.releases.add("go")
+        answers = await asyncio.gather(first, *asked)
+        assert sum(one.status_code == 200 for one in answers) == 31 - len(refused)
+        await gateway.until(lambda: not shares.spilled.files.taken + shares.spilled.bytes.taken)
 
 
 @pytest.mark.parametrize("path", [CHAT, MESSAGES])

@@ -231,6 +231,15 @@ UNBOUNDED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"max_output_tokens": 1, "previous_response_id": "r"}, "window is not known"),
     (MESSAGES, {"max_tokens": 1, "speed": "fast"}, "no price for speed"),
     (CHAT, {"max_tokens": 10**12}, "between 0 and"),
+    (CHAT, {"max_tokens": 1, "MAX_TOKENS": 9}, "'MAX_TOKENS' may be read in lower case"),
+    (CHAT, {"max_tokens": 1, "max_to\u212aens": 9}, "may be read in lower case"),
+    (CHAT, {"max_tokens": 1, "Service_Tier": "priority"}, "'Service_Tier' may be read"),
+    (MESSAGES, {"max_tokens": 1, "thinking": {"Budget_tokens": 9}}, "'Budget_tokens' may be"),
+    (
+        MESSAGES,
+        {"max_tokens": 1, "tools": [{"type": "web_search_20250305", "max_uses": 1, "Max_Uses": 9}]},
+        "'Max_Uses' may be read",
+    ),
 ]
 
 
@@ -239,6 +248,11 @@ def test_what_cannot_be_bounded_is_refused(path: str, fields: dict[str, Any], pr
     with pytest.raises(UnboundedCallError, match=problem) as caught:
         strict_bound(read(path, **fields), PRICES)
     assert caught.value.model == "m"
+
+
+def test_keys_of_other_cases_that_are_like_no_known_one_are_bounded() -> None:
+    call = read(CHAT, max_tokens=1, topK=5, Überfluss=1, metadata={"MAX_TOKENS": 9})
+    assert strict_bound(call, PRICES).tokens
 
 
 def test_a_body_that_is_no_object_and_a_model_without_a_price_are_refused() -> None:

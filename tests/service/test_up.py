@@ -326,7 +326,7 @@ def test_the_first_answer_of_a_service_that_starts_is_a_good_one(tmp_path: Path)
         statuses: list[int] = []
         wait_until(partial(has_answered, port, statuses), seconds=30, what=service.output)
         assert statuses == [200]
-        assert "cannot be asked" not in service.output()
+        assert "is unavailable" not in service.output()
     finally:
         service.stop()
 

@@ -245,32 +245,32 @@ def tokens(limit: int) -> Account:
 
 HELD = {
     "no limit": (
-        (budget(None),), (), 0, Basis.PROBE, "unknown: no limit, so nothing is held",
+        (budget(None),), (), 0, Basis.PROBE, "unknown: no limit, so nothing is reserved",
     ),
     "unknown": (
         (budget(5_000_000),), (), 500_000, Basis.PROBE,
-        "unknown: the first runs alone and holds $0.50, a tenth of the smallest limit",
+        "unknown: the first runs alone and reserves $0.50, a tenth of the smallest limit",
     ),
     "the smallest limit": (
         (budget(9_000_000), budget(1_000_000, scope=Scope("workflow:w/run:r"))), (),
         100_000, Basis.PROBE,
-        "unknown: the first runs alone and holds $0.10, a tenth of the smallest limit",
+        "unknown: the first runs alone and reserves $0.10, a tenth of the smallest limit",
     ),
     "little left": (
         (budget(5_000_000, spent=4_900_000),), (), 100_000, Basis.PROBE,
-        "unknown: the first runs alone and holds $0.10, all that is left",
+        "unknown: the first runs alone and reserves $0.10, all that is left",
     ),
     "a few": (
         (budget(5_000_000),), (learned(10_000, 20_000, 30_000),), 60_000, Basis.LEARNED,
-        "held $0.06, from the dearest of 3 like it so far",
+        "reserved $0.06, the highest cost of 3 of its kind",
     ),
     "many": (
         (budget(5_000_000),), (learned(*[10_000] * 100),), 10_300, Basis.LEARNED,
-        "held $0.0103, 95% of 100 like it cost less",
+        "reserved $0.0103, 95% of 100 of its kind cost less",
     ),
     "silent": (
         (budget(5_000_000),), (learned(silent=3),), 0, Basis.SILENT,
-        "holds nothing: this kind of work never reports what it used",
+        "reserves nothing: this kind of work never reports what it used",
     ),
 }  # fmt: skip
 
@@ -289,10 +289,10 @@ def test_each_step_says_what_it_holds_and_why(
     ("step", "text"),
     [
         ("command: [echo]", "costs nothing by definition"),
-        ("command: [x], cost_usd: 0.02", "held $0.02, the cost_usd of the step"),
-        ("command: [x], estimate: {usd: 0.03}", "held $0.03, the estimate of the step"),
+        ("command: [x], cost_usd: 0.02", "reserved $0.02, the cost_usd of the step"),
+        ("command: [x], estimate: {usd: 0.03}", "reserved $0.03, the estimate of the step"),
         ("model: m, max_tokens: 10, prompt: abcd",
-         "held $0.00011, the most that its request can cost"),
+         "reserved $0.00011, the most that its request can cost"),
     ],
 )  # fmt: skip
 def test_what_somebody_said_is_held_as_such(step: str, text: str) -> None:

@@ -317,7 +317,8 @@ async def test_a_run_waits_for_a_window_and_says_that_nothing_else_can_help(
         line = await backend.why(waiting)
         await backend.cancel([waiting])
         ends = await ear.wait(2)
-    assert line.startswith("session:s: $0.95 of $1.00 spent, $0.00 held, it needs $0.07; more in")
+    start = "session:s: $0.95 of $1.00 spent, $0.00 reserved; needed: $0.07; more in"
+    assert line.startswith(start)
     assert ends[-1].state is TaskState.CANCELLED
 
 
@@ -496,7 +497,7 @@ async def test_the_first_of_an_unknown_step_runs_alone_and_other_steps_beside_it
         await asyncio.to_thread(go_on.write_text, "now")
         await ear.wait(3)
     assert end.number == 2
-    assert "first of its kind; give the step an estimate to run them in parallel" in why
+    assert "until the first one ends; give the step an estimate to run more at once" in why
 
 
 async def test_an_unknown_step_that_was_lost_is_booked_at_its_probe_and_a_silent_one_is_unpriced(

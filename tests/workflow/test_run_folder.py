@@ -117,9 +117,9 @@ def test_a_run_is_found_by_its_id_a_beginning_or_as_the_last(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("2025", "RUN: there is no run '2025' in {data}; `headgate runs` lists those that are"),
-        ("", "RUN: there is no run '' in {data}; `headgate runs` lists those that are"),
-        ("../x", "RUN: there is no run '../x' in {data}; `headgate runs` lists those that are"),
+        ("2025", "RUN: there is no run '2025' in {data}; `headgate runs` lists the runs"),
+        ("", "RUN: there is no run '' in {data}; `headgate runs` lists the runs"),
+        ("../x", "RUN: there is no run '../x' in {data}; `headgate runs` lists the runs"),
     ],
 )
 def test_a_name_of_no_run_is_an_error_that_says_where_to_look(

@@ -83,7 +83,7 @@ async def test_a_run_that_the_ledger_has_not_recorded_is_not_done_and_a_resume_b
         report, _ = await scene.run_without_ledger()
         assert (report.state, report.unbooked_micro_usd) == (RunState.UNBOOKED, BOTH_MICRO_USD)
         assert report.ended == report.total
-        assert "Redis cannot be asked" in report.trouble
+        assert "Redis is unavailable" in report.trouble
         assert all(one.as_of is not None for one in report.money)
         record = read_record(scene.run.path)
         assert (record.state, record.unbooked_micro_usd) == (RunState.UNBOOKED, BOTH_MICRO_USD)

@@ -56,6 +56,7 @@ from headgate.core.fair_share import Share
 from headgate.core.gates import GateClosure, GateKind, GatePart
 from headgate.core.money import plain_usd
 from headgate.core.snapshot import BUILT_IN_AGENT
+from headgate.core.task import UPSTREAM_PREFIX
 from headgate.core.task_view import ClosureBody, closure_body, exact_moment
 from headgate.core.text import did_you_mean, nearest
 from headgate.errors import InvalidFieldError, InvalidSettingError
@@ -404,7 +405,12 @@ async def opened(api: Api, request: Request, kind: GateKind, name: str) -> None:
         name = parse_scope(name, field="name")
         _check_known(await _is_budget(api, name), "budget", name)
     if kind == "target":
-        _check_known(name in api.config.settings.all_targets, "target", name)
+        settings = api.config.settings
+        is_upstream = name.removeprefix(UPSTREAM_PREFIX) in settings.all_upstreams
+        is_known = name in settings.all_targets or (
+            name.startswith(UPSTREAM_PREFIX) and is_upstream
+        )
+        _check_known(is_known, "target", name)
     entry = AuditEntry(actor=actor_of(request), action=f"{kind}.open", subject=name)
     if kind == "slot":
         await api.slots.reopen(name)
@@ -562,7 +568,7 @@ ROUTES = (
         "GET",
         "/closures",
         list_closures,
-        "list what keeps tasks from starting, who closed it, since when and until when",
+        "list what is closed: why, by whom, since when and until when",
         responses={200: ClosureListBody},
     ),
     Route(
@@ -578,7 +584,7 @@ ROUTES = (
         "POST",
         "/scheduler/pause",
         pause,
-        "start nothing new until it is resumed",
+        "pause everything: start nothing until a resume",
         responses={200: SwitchBody},
         errors=("not_found",),
     ),
@@ -685,7 +691,7 @@ ROUTES = (
         "DELETE",
         "/budgets",
         delete_budget,
-        "take the limits of a scope away; what was spent stays booked",
+        "remove the limits of a scope; its spending stays booked",
         responses={200: BudgetListBody},
         query=BUDGET_QUERY,
         errors=("not_found", "invalid_field", "missing_field"),

@@ -284,7 +284,7 @@ class App:
         now = time.monotonic()
         if problem != self._outage[0] or now - self._outage[1] >= OUTAGE_LOG_SECONDS:
             self._outage = (problem, now)
-            _LOG.warning("request %s: the store cannot be asked: %s", request_id, problem)
+            _LOG.warning("request %s: the store is unavailable: %s", request_id, problem)
 
     def _find(self, request: Request, path: str) -> tuple[dict[str, Route], str]:
         routes = self._fixed.get(path)

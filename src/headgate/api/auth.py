@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from ipaddress import ip_address
+from math import inf
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -70,6 +71,14 @@ class _Known(NamedTuple):
     fresh_until: float
 
 
+class Admission(NamedTuple):
+    """Who was let in by a head, and for how long the same head says the same."""
+
+    caller: Caller
+    changes: int
+    until: float
+
+
 class _Refused(NamedTuple):
     token_id: str
     line: str
@@ -109,6 +118,7 @@ class Authenticator:
         """Put other rules in place."""
         self._rules = rules
         self._good_hosts = set()
+        self._changes += 1
 
     def forget(self) -> None:
         """Look every token up again: one of them was changed."""
@@ -146,6 +156,20 @@ class Authenticator:
         if caller is not None:
             caller.check(needs)
         return caller
+
+    def admission(self, request: Request, caller: Caller) -> Admission:
+        """Return for how long whoever was let in may come again with the same head."""
+        until, authorization = inf, request.identity()[2]
+        if self._is_token(authorization):
+            known = self._known.get(_digest(authorization))
+            until = self._ticks() if known is None else known.fresh_until
+        if caller.expires_at is not None:
+            until = min(until, self._ticks() + caller.expires_at - self._now())
+        return Admission(caller, self._changes, until)
+
+    def still_holds(self, admission: Admission) -> bool:
+        """Tell whether the head of an admission would be let in again, as the same caller."""
+        return admission.changes == self._changes and self._ticks() < admission.until
 
     def check_head(self, head: Head) -> Caller | None:
         """Refuse whoever is not let in whatever the store says; nothing is looked up.
@@ -268,7 +292,7 @@ class Authenticator:
         scheme, _, name = origin.partition(b"://")
         is_own = name == host and needed_scheme in (b"", scheme)
         if not is_own and origin.decode("latin-1").lower() not in self._rules.origins:
-            line = "requests are not taken from pages of other sites; auth.allowed_origins may add"
+            line = "requests from pages of other sites are refused; auth.allowed_origins may add"
             raise ApiError("forbidden_origin", f"{line} one", closes=True)
 
     def _refuse(self, token_id: str, line: str) -> ApiError:
@@ -295,7 +319,7 @@ def _check_site(request: Request, *, is_page: bool) -> None:
         and request.header(b"sec-fetch-dest") == b"document"
     )
     if not (is_page and is_link):
-        line = "requests are not taken from pages of other sites; auth.allowed_origins may add"
+        line = "requests from pages of other sites are refused; auth.allowed_origins may add"
         raise ApiError("forbidden_origin", f"{line} one", closes=True)
 
 

@@ -1,4 +1,4 @@
-"""The routes of budgets: hold an amount before the work, book or give it back after it.
+"""The routes of budgets: reserve an amount before the work, book or give it back after it.
 
 They are the tracker over HTTP, for agents in any language, on the same ledger as the tasks. The id
 of a reservation is the caller's own, and is one within its scope: so a caller can settle what lies
@@ -583,7 +583,7 @@ ROUTES = (
         "POST",
         "/budgets/reserve",
         reserve,
-        "hold an amount before the work",
+        "reserve an amount before the work",
         "submit",
         body=ReserveBody,
         responses={200: ReservationBody},
@@ -603,7 +603,7 @@ ROUTES = (
         "POST",
         "/budgets/extend",
         extend,
-        "hold it for longer",
+        "extend the lease of a reservation",
         "submit",
         body=ExtendBody,
         responses={200: ReservationBody},
@@ -623,7 +623,7 @@ ROUTES = (
         "POST",
         "/budgets/release",
         release,
-        "give back what was held",
+        "release a reservation",
         "submit",
         body=ReservationNameBody,
         responses={200: SettledBody},
@@ -633,7 +633,7 @@ ROUTES = (
         "POST",
         "/reservations/{id}/release",
         release_any,
-        "give back what any reservation of the journal holds",
+        "release any reservation of the journal",
         "admin",
         body=ReleaseBody,
         responses={200: ReleasedBody},
@@ -643,7 +643,7 @@ ROUTES = (
         "POST",
         "/reservations/{id}/extend",
         extend_any,
-        "keep any reservation of the journal for longer",
+        "extend the lease of any reservation of the journal",
         "admin",
         body=LeaseBody,
         responses={200: ReservationBody},
@@ -653,7 +653,7 @@ ROUTES = (
         "POST",
         "/budgets/adjust",
         adjust,
-        "change what is booked in a scope, or accept or reject what is claimed there",
+        "change the booked amounts of a scope, or accept or reject its claims",
         "admin",
         body=AdjustBody,
         responses={200: BudgetStatusBody},

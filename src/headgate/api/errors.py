@@ -62,65 +62,71 @@ CODES: dict[str, Kind] = {
     "bad_request": Kind(400, "the request is not HTTP/1.1, or its framing is too long"),
     "bad_json": Kind(400, "the body is not a JSON object, or nested too deeply"),
     "missing_field": Kind(400, "a required field is missing"),
-    "invalid_field": Kind(400, "a field or a query parameter has a value that is not taken"),
-    "unknown_field": Kind(400, "a field is almost one that exists"),
+    "invalid_field": Kind(400, "a field or a query parameter has a value that is not accepted"),
+    "unknown_field": Kind(400, "a field has a name that is almost a known one"),
     "unknown_project": Kind(400, "`projectId` names no project of the configuration"),
     "unknown_target": Kind(400, "`target` names no target of the configuration"),
     "unknown_slot": Kind(400, "`slot` names no slot of the configuration"),
-    "unknown_provider": Kind(400, "`provider` names none that a slot of the configuration has"),
-    "unknown_parent": Kind(400, "`dependsOn` names a task that is not known, or not any more"),
+    "unknown_provider": Kind(
+        400, "`provider` names a provider without a slot in the configuration"
+    ),
+    "unknown_parent": Kind(400, "`dependsOn` names a task that does not exist or was deleted"),
     "batch_empty": Kind(400, "the batch has no tasks"),
     "batch_too_large": Kind(400, "the batch has more than 50 tasks"),
-    "unauthorized": Kind(401, "the token is missing, or it is not, or not any more, a good one"),
+    "unauthorized": Kind(401, "the token is missing, unknown, expired or revoked"),
     "budget_exceeded": Kind(402, "a budget has no room for the amount; `details` has its amounts"),
     "forbidden": Kind(403, "the token does not allow this, or is for another agent or project"),
     "forbidden_origin": Kind(403, "a page of another site sent the request"),
     "not_found": Kind(404, "there is no such task or address"),
-    "method_not_allowed": Kind(405, "the address takes other methods; `Allow` names them"),
+    "method_not_allowed": Kind(405, "the address has other methods; `Allow` names them"),
     "request_timeout": Kind(408, "the body did not arrive in time"),
     "conflict": Kind(
-        409, "the task has ended already, or has not ended yet; nothing is left of a webhook"
+        409, "the task has already ended, or has not ended yet, or the webhook was deleted"
     ),
-    "draining": Kind(409, "the project, agent or target takes no new tasks"),
+    "draining": Kind(409, "the project, agent or target accepts no new tasks"),
     "reservation_conflict": Kind(
-        409, "the reservation cannot make this move, or its id was used with other amounts"
+        409,
+        "this step is illegal in the reservation's state, or its id was used with other amounts",
     ),
     "budget_mismatch": Kind(
-        409, "the scope has other limits already; `details` has them as `existing`"
+        409, "the scope already has different limits; `details` has them as `existing`"
     ),
-    "name_taken": Kind(409, "a token has this name already; `details` has its `id`"),
+    "name_taken": Kind(409, "another token already has this name; `details` has its `id`"),
     "window_open": Kind(409, "the window of the slot is open; `details` has when it resets"),
     "slot_unavailable": Kind(409, "the slot sends nothing now; `details` has the reason"),
-    "stale_lease": Kind(409, "the attempt is not this worker's any more; drop it"),
-    "stale_worker": Kind(410, "the worker is not known any more; drop everything, claim anew"),
+    "stale_lease": Kind(409, "the attempt no longer belongs to this worker; stop it"),
+    "stale_worker": Kind(
+        410, "the worker is no longer known; stop its tasks and claim without a worker id"
+    ),
     "task_deleted": Kind(
-        410, "the task ended and was deleted; `details` has the setting that did it, and the cut"
+        410,
+        "the task ended and was deleted; `details` has the `setting` that deleted it, and `cut`",
     ),
     "body_too_large": Kind(413, "the body is too large"),
     "uri_too_long": Kind(414, "the address has more than 8 KiB"),
-    "unsupported_media_type": Kind(415, "the body is of a type that is not taken here"),
-    "expectation_failed": Kind(417, "`Expect` asks for something else than 100-continue"),
+    "unsupported_media_type": Kind(415, "the body has a type that the service does not accept"),
+    "expectation_failed": Kind(417, "`Expect` has a value other than 100-continue"),
     "wrong_host": Kind(421, "the Host header names no host of this service"),
     "invalid_settings": Kind(422, "the settings file cannot be used; nothing has changed"),
-    "idempotency_mismatch": Kind(422, "the `Idempotency-Key` was used with another request"),
+    "idempotency_mismatch": Kind(422, "the `Idempotency-Key` was used with a different request"),
     "queue_full": Kind(
-        429, "as many tasks wait as may; with a `taskId` the task is stored as rejected"
+        429, "the queue is full; if the answer has a `taskId`, the task is stored as rejected"
     ),
     "limit_reached": Kind(429, "there is no room now"),
-    "idempotency_full": Kind(429, "as many answers are kept under keys as may; nothing was stored"),
+    "idempotency_full": Kind(429, "the store of idempotency keys is full; nothing was stored"),
     "head_too_large": Kind(431, "the head has more than 64 KiB, or more than 100 headers"),
-    "internal": Kind(500, "a fault of the service; its log has the request id"),
-    "unavailable": Kind(503, "the store cannot be asked now; nothing was acknowledged"),
+    "internal": Kind(500, "a bug in the service; its log has the request id"),
+    "unavailable": Kind(503, "the store is unavailable now; nothing was acknowledged"),
     "not_dispatching": Kind(
         503,
-        "only the node that dispatches knows, and it was not reached; `details` has its address",
+        "only the dispatcher can answer, and it was not reached; `details` has its address",
     ),
-    "not_ready": Kind(503, "this node cannot take or run tasks now"),
+    "not_ready": Kind(503, "this node cannot accept or run tasks now"),
     "store_full": Kind(507, "the store has no room for new work; nothing was stored"),
-    "version_not_supported": Kind(505, "the request is of another version than HTTP/1.0 and 1.1"),
+    "version_not_supported": Kind(505, "the request has a version other than HTTP/1.0 and 1.1"),
 }
 
-STORE_FAILS = "the store cannot be asked now; try again later"
+STORE_FAILS = "the store is unavailable now; try again later"
 STORE_FULL = (
     "the disk of the store is full, and nothing was stored; free some space on it, or try again"
     " later: ended tasks are being deleted"

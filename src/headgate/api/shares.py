@@ -56,6 +56,10 @@ MAX_CLAIMS = 12_000
 MAX_BYTES = 128 * 1024 * 1024
 """What bodies of requests, and answers that were not taken yet, keep in memory in all."""
 
+MAX_SPILLED_BYTES = 2 * 1024 * 1024 * 1024
+MAX_SPILLED_FILES = 4_096
+"""What bodies of calls that wait take of the disk at this node, and in how many files."""
+
 MAX_MADE = 8
 """Answers that may be large and are made at a time, each from up to 1 MiB that the store has read.
 
@@ -155,6 +159,27 @@ def held(pool: Pool, holder: Holder, what: str) -> Iterator[None]:
         yield
     finally:
         pool.give_back(holder.key)
+
+
+class SpillRoom:
+    """How much of the disk bodies of calls may take that wait, and how much each caller has."""
+
+    def __init__(self) -> None:
+        self.bytes = Pool(MAX_SPILLED_BYTES)
+        self.files = Pool(MAX_SPILLED_FILES)
+
+    def take(self, holder: Holder, size: int) -> bool:
+        """Count a file of a caller; False, and nothing is counted, if it may have no more."""
+        if not (self.files.has_room(holder) and self.bytes.has_room(holder, size)):
+            return False
+        self.files.take(holder.key)
+        self.bytes.take(holder.key, size)
+        return True
+
+    def give_back(self, key: str, size: int) -> None:
+        """Count a file of a caller as gone."""
+        self.files.give_back(key)
+        self.bytes.give_back(key, size)
 
 
 class Making:
@@ -406,6 +431,7 @@ class Shares:
         self.pages = Pool(MAX_PAGES)
         self.claims = Pool(MAX_CLAIMS)
         self.bytes = Pool(MAX_BYTES)
+        self.spilled = SpillRoom()
         self.making = Making(MAX_MADE)
         self.scopes = OwnScopes(clock)
         self.turns = Turns(clock)
@@ -509,7 +535,7 @@ class Turns:
         used.step_seconds += (seconds - used.step_seconds) / 8
         self._total += seconds
         drained = self.backlog_seconds - (now - self._noted_at) * BUSY_SHARE
-        self.backlog_seconds = (max(0.0, drained)) + seconds
+        self.backlog_seconds = drained + seconds if drained > 0.0 else seconds
         self._noted_at = now
 
     def _first_of(self, key: str, now: float) -> _Used:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 import msgspec
 
@@ -48,6 +49,7 @@ _HAPPENINGS = (
     "started",
     "wait_ms",
 )
+_happenings = attrgetter(*_HAPPENINGS)
 
 
 async def show_stats(api: Api, request: Request, _: str) -> Response:
@@ -164,7 +166,10 @@ def _by_agent(lanes: tuple[LaneCount, ...]) -> Iterator[tuple[str, list[LaneCoun
 
 
 def _sums(lanes: list[LaneCount]) -> dict[str, int]:
-    return {name: sum(getattr(lane, name) for lane in lanes) for name in _HAPPENINGS}
+    if not lanes:
+        return dict.fromkeys(_HAPPENINGS, 0)
+    columns = zip(*map(_happenings, lanes), strict=True)
+    return dict(zip(_HAPPENINGS, map(sum, columns), strict=True))
 
 
 def _agent_metrics(counts: dict[str, int]) -> AgentMetricsBody:
@@ -276,7 +281,7 @@ ROUTES = (
         "GET",
         "/scheduler/stats",
         show_stats,
-        "counts and limits",
+        "show counts and limits",
         "read",
         responses={200: StatsBody},
     ),
@@ -299,13 +304,18 @@ ROUTES = (
         responses={OK: "text/plain"},
     ),
     Route(
-        "GET", "/livez", show_alive, "say that the process serves", None, responses={200: ReadyBody}
+        "GET",
+        "/livez",
+        show_alive,
+        "check that the process serves",
+        None,
+        responses={200: ReadyBody},
     ),
     Route(
         "GET",
         "/readyz",
         show_ready,
-        "say whether this node takes and runs tasks",
+        "check whether this node accepts and runs tasks",
         None,
         responses={200: ReadyBody},
         errors=("not_ready",),

@@ -82,7 +82,7 @@ class EstimateBody(msgspec.Struct, forbid_unknown_fields=True):
     tokens: int | None = None
     """Tokens that the task is expected to use."""
     usd: int | float | str | None = None
-    """Dollars that it is expected to use, as a number or a text."""
+    """Dollars that it is expected to use, as a number or a string."""
 
 
 class TaskBody(msgspec.Struct, rename="camel"):
@@ -144,7 +144,7 @@ class TaskBody(msgspec.Struct, rename="camel"):
     """When the task may start. Until then it counts against `max_scheduled` and not in the queue.
     """
     labels: dict[str, str] | None = None
-    """Up to 32 texts of 256 characters, under keys of up to 64 characters."""
+    """Up to 32 strings of at most 256 characters, under keys of up to 64 characters."""
     max_attempts: int | None = None
     """How often it may fail before it has failed for good, 1 to 100."""
     timeout_seconds: float | None = None

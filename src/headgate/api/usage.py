@@ -1,7 +1,7 @@
 """What tasks and calls used, and what is learned from it.
 
 `GET /usage` sums up tokens and dollars by project, agent, model, slot or day. `GET /estimates`
-lists what is known of the cost of each kind of work.
+lists the known costs of each kind of work.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ ROUTES = (
         "GET",
         "/usage",
         show_usage,
-        "tokens and dollars by project, agent, model, slot or day",
+        "show tokens and dollars by project, agent, model, slot or day",
         "read",
         responses={200: UsageBody},
         query=USAGE_QUERY,
@@ -161,7 +161,7 @@ ROUTES = (
         "GET",
         "/estimates",
         show_estimates,
-        "what is known of the cost of each kind of work",
+        "show the known costs of each kind of work",
         "read",
         responses={200: EstimatesBody},
         query=ESTIMATES_QUERY,

@@ -238,7 +238,7 @@ ROUTES = (
         "POST",
         "/webhooks/secret/rotate",
         rotate_secret,
-        "make a new secret; the one before signs too for a day",
+        "make a new secret; the old one also signs for a day",
         responses={200: SecretListBody},
     ),
     Route(

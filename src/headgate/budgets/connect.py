@@ -44,7 +44,7 @@ def connect_budget(url: str = "memory:") -> LedgerTracker:
     After `sqlite:///` comes a path, relative or absolute: `sqlite:////var/lib/budget.db` has four.
     """
     if not isinstance(url, str):
-        problem = f"must be a text and not {type(url).__name__}"
+        problem = f"must be a string and not {type(url).__name__}"
         raise InvalidSettingError("url", f"{problem}; write one as {', '.join(KNOWN_URLS)}")
     scheme, colon, rest = url.partition(":")
     scheme = scheme.lower()

@@ -520,7 +520,7 @@ def _of_sentinel(error: Exception) -> LedgerUnavailableError:
         return _unavailable("the Sentinels watch no service of this name", "see sentinel monitor")
     if "NOAUTH" in text or "Authentication" in text:
         return _unavailable("a Sentinel asks for a password", HOW_TO_WRITE_IT)
-    return _unavailable("a Sentinel cannot be asked", f"nothing was granted ({text[:200]})")
+    return _unavailable("a Sentinel is unavailable", f"nothing was granted ({text[:200]})")
 
 
 def _fields(row: Sequence[bytes]) -> dict[str, str]:
@@ -809,4 +809,4 @@ def _problem(error: Exception) -> str:
     for words, advice in _ADVICE.items():
         if words in described:
             return f"{advice}; nothing was granted ({line})"
-    return f"Redis cannot be asked; nothing was granted ({described})"
+    return f"Redis is unavailable; nothing was granted ({described})"

@@ -159,7 +159,7 @@ class BudgetTracker(Protocol):
 def check_id(reservation_id: object) -> str:
     """Return a reservation id that every backend can keep, or say what is wrong with it."""
     if not isinstance(reservation_id, str) or not reservation_id:
-        raise InvalidFieldError("reservation_id", "must be a text that is not empty")
+        raise InvalidFieldError("reservation_id", "must be a string that is not empty")
     if len(reservation_id) > MAX_ID_LENGTH or not reservation_id.isprintable():
         problem = f"must be printable and at most {MAX_ID_LENGTH} characters long"
         raise InvalidFieldError("reservation_id", problem)
@@ -729,7 +729,7 @@ def _limit(limit_usd: Amount | None, limit_tokens: int | None, window: str | Non
 
 def _window(text: object) -> Window:
     if text is not None and not isinstance(text, str):
-        raise InvalidSettingError("window", "must be a text, as in day or rolling:24h")
+        raise InvalidSettingError("window", "must be a string, as in day or rolling:24h")
     return parse_window(text)
 
 

@@ -86,7 +86,7 @@ def where_options(command: Callable[..., Result]) -> Callable[..., Result]:
     @click.option(
         "--ledger",
         metavar="FILE|URL",
-        help="A ledger that no service has: budget.db, redis://… or postgresql://…  "
+        help="A ledger without a service: budget.db, redis://… or postgresql://…  "
         f"[default: {URL_VARIABLE}, or else the service]",
     )
     @connection_options
@@ -904,7 +904,7 @@ Examples:
 @connection_options
 @json_option
 def reset(*, scope: str, connection: Connection, as_json: bool) -> None:
-    """Reset a budget to what the settings file says, after set or delete."""
+    """Reset a budget to its values in the settings file, after set or delete."""
     name = _scope(scope, None) or ""
     with connect(connection) as client:
         books = ServiceBooks(client)
@@ -1017,13 +1017,17 @@ Examples:
 """
 )
 @click.argument("scope", type=BUDGET)
-@click.option("--usd", metavar="DOLLARS", help="What to add; a negative amount is taken away.")
-@click.option("--tokens", type=int, metavar="N", help="The same, in tokens.")
 @click.option(
-    "--accept", is_flag=True, help="Count what tenants claim: all, or --usd or --tokens of it."
+    "--usd", metavar="DOLLARS", help="The dollars to add; a negative amount is subtracted."
 )
 @click.option(
-    "--reject", is_flag=True, help="Drop what tenants claim: all, or --usd or --tokens of it."
+    "--tokens", type=int, metavar="N", help="The tokens to add; a negative amount is subtracted."
+)
+@click.option(
+    "--accept", is_flag=True, help="Accept tenants' claims: all, or only --usd or --tokens."
+)
+@click.option(
+    "--reject", is_flag=True, help="Reject tenants' claims: all, or only --usd or --tokens."
 )
 @_reason_option
 @click.option("--id", "adjustment_id", help="Your own id; a repeated id changes nothing.")
@@ -1041,9 +1045,10 @@ def adjust(
     adjustment_id: str | None,
     as_json: bool,
 ) -> None:
-    """Adjust what is booked in one scope, or accept or reject what tenants claim there.
+    """Adjust the booked amounts of one scope, or accept or reject its tenants' claims.
 
-    It never takes away more than is booked. A service writes who did it and why to its audit log.
+    The command never subtracts more than is booked. A service writes who did it and why to its
+    audit log.
     """
     from headgate.budgets.tracker import new_reservation_id  # noqa: PLC0415  slow to load
 

@@ -61,13 +61,13 @@ Examples:
     "states",
     multiple=True,
     type=click.Choice(STATES),
-    help="Only calls in this state; give it again for more.",
+    help="Only calls in this state; repeat the option for more.",
 )
 @click.option(
     "--since",
     metavar="TIME",
     type=past_moment,
-    help="Only calls made since: 2h ago, or 2030-01-31T18:00:00Z.",
+    help="Only calls made since then: 2h ago, or 2030-01-31T18:00:00Z.",
 )
 @click.option(
     "--until", metavar="TIME", type=past_moment, help="Only calls made before: 2h ago, or a time."
@@ -144,7 +144,7 @@ Examples:
 @connection_options
 @json_option
 def show(*, call_id: str, connection: Connection, as_json: bool) -> None:
-    """Print everything that is known of a call."""
+    """Show everything about a call."""
     print_call(call_id, connection, as_json=as_json)
 
 

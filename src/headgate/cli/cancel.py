@@ -246,8 +246,8 @@ def retry(
     """Submit ended tasks again, as new tasks.
 
     Name tasks, or choose them with options; the command then counts them and asks first. Without
-    --state it chooses those that did not succeed. The exit code is 1 if a task could not be
-    submitted.
+    --state the command chooses tasks that did not succeed. The exit code is 1 if a task could not
+    be submitted.
     """
     which = filter_of(given)
     check_choice(task_ids, which)

@@ -197,7 +197,7 @@ Examples:
 @click.argument("word", metavar="[WORD]", required=False, default="")
 @_json_option
 def explain(*, word: str, as_json: bool) -> None:
-    """Explain settings: what each does, what it may be, and its default.
+    """Explain settings: meaning, allowed values and default.
 
     WORD is a section, a key, or a part of one; without it all settings are explained.
     """

@@ -39,7 +39,8 @@ from headgate.core.slots.status import quota_source_words
 from headgate.core.text import did_you_mean, nearest
 from headgate.errors import HeadgateError, InvalidSettingError, MissingPackageError
 from headgate.executors.build import build_executor
-from headgate.executors.targets import CallableTarget
+from headgate.executors.executor import Executor
+from headgate.executors.targets import CallableTarget, RayTarget
 
 ROOT_NAME = "root"
 STANDARD_INPUT = "standard input"
@@ -129,7 +130,7 @@ def with_overrides(
 
 
 def _target_problems(settings: Settings) -> list[str]:
-    """Say which variables and functions the service would miss, so that it would not start here."""
+    """Say which variables, functions and packages the service would miss: it would not start."""
     problems = []
     for name, target in settings.targets.items():
         missing = sorted(variables_of(target) - set(os.environ))
@@ -138,13 +139,18 @@ def _target_problems(settings: Settings) -> list[str]:
                 f"{key_path('targets', name)}: the service does not start without "
                 f"{' and '.join(missing)} in its environment; set it where you start it"
             )
-        elif isinstance(target, CallableTarget):
+        elif isinstance(target, CallableTarget | RayTarget):
             executor = build_executor(name, target, environ=os.environ, clock=time.time)
             try:
-                asyncio.run(executor.open())
-            except InvalidSettingError as error:
+                asyncio.run(_open(executor))
+            except (InvalidSettingError, MissingPackageError) as error:
                 problems.append(str(error))
     return problems
+
+
+async def _open(executor: Executor) -> None:
+    await executor.open()
+    await executor.close()
 
 
 def _build_problems(settings: Settings) -> list[str]:

@@ -89,8 +89,8 @@ def fake_provider(
 ) -> None:
     """Start a fake provider to try the gateway and key slots with.
 
-    It answers OpenAI's and Anthropic's protocols. Like a provider of subscriptions it has no open
-    window until a wake opens one. It serves only this machine. Ctrl-C stops it.
+    It speaks OpenAI's and Anthropic's protocols. As with a subscription, no quota window is open
+    until a request opens one. It serves only this machine. Ctrl-C stops it.
     """
     for name, number in (("--window-minutes", window_minutes), ("--percent", percent)):
         if math.isnan(number):

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import sys
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -75,14 +76,24 @@ class QuickLog:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._lines: list[bytes] = []
+        self._second = -1
+        self._written_second = ""
 
     def info(self, event: str, **fields: object) -> None:
         """Write a line, soon."""
-        now = datetime.now(UTC).replace(tzinfo=None).isoformat(timespec="microseconds")
         if not self._lines:
             asyncio.get_running_loop().call_soon(self._flush)
-        line = {**fields, "event": event, "level": "info", "timestamp": now + "Z"}
-        self._lines.append(_ENCODER.encode(line))
+        fields["event"], fields["level"] = event, "info"
+        fields["timestamp"] = self._timestamp()
+        self._lines.append(_ENCODER.encode(fields))
+
+    def _timestamp(self) -> str:
+        """Write the time; a second has thousands of lines, so its own part is written once."""
+        second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        if second != self._second:
+            written = datetime.fromtimestamp(second, UTC).replace(tzinfo=None).isoformat()
+            self._second, self._written_second = second, written
+        return f"{self._written_second}.{nanoseconds // 1_000:06}Z"
 
     def _flush(self) -> None:
         lines, self._lines = self._lines, []
@@ -143,16 +154,18 @@ def _take_over(logger: logging.Logger, level: int, *, traces: bool = True) -> No
 
 
 LOG_EVENTS = {
-    "a budget that was set by hand has ended": "The file has other limits; `problem` has both.",
+    "a budget that was set by hand has ended": (
+        "The settings file now has different limits; `problem` has both."
+    ),
     "a call failed": (
-        "A bug in the gateway. The client got an error, and what was reserved for the call is "
-        "booked."
+        "A bug in the gateway. The client got an error, and Headgate books the "
+        "reservation of the call."
     ),
     "a call was lost": (
-        "The process that had a call was killed. The call has ended, and what it held is booked."
+        "The process that ran a call was killed. Headgate books the reservation of the call."
     ),
     "a call was not kept": (
-        "The end of a call could not be written. The lease of its money books what was reserved."
+        "The end of a call could not be stored. When its lease ends, its reservation is booked."
     ),
     "a key was refused": "A provider refused a key with 401 or 403. Check the variable or file.",
     "a key was refused, and its slot could not be disabled": (
@@ -176,14 +189,14 @@ LOG_EVENTS = {
         "failed."
     ),
     "a report of progress was not taken": (
-        "What a function said of its progress cannot be read or sent. The task goes on."
+        "The progress that a function reported cannot be read or sent. The task goes on."
     ),
     "a slice of a budget was not turned": (
-        "What calls have spent could not be written. It is tried again, and no call draws on "
+        "The spending of calls could not be written. Headgate tries again, and no call draws on "
         "the slice meanwhile."
     ),
     "a webhook could not be sent": "A bug in the service; the webhook is tried again.",
-    "a webhook was not settled": "What came of a try could not be written; it is tried again.",
+    "a webhook was not settled": "The result of a try could not be stored; Headgate tries again.",
     "a zero keeps what was; the next start refuses it": (
         "A reloaded file has a 0 where the range begins above it."
     ),
@@ -193,20 +206,20 @@ LOG_EVENTS = {
     "an executor could not be closed": (
         "A bug in the service, while a target left the settings or the service stopped."
     ),
-    "an outcome cannot be stored": "What a target answered cannot be written; the task fails.",
+    "an outcome cannot be stored": "The answer of a target cannot be stored; the task fails.",
     "an upstream did not list its models": (
         "`GET /v1/models` goes without the models of this upstream for a while."
     ),
     "an upstream is sent without its headers": (
         "A variable in `headers` of the upstream is not set."
     ),
-    "another node dispatches now": "This node was the dispatcher, and is not any more.",
-    "budget alerts filed": "Budgets have passed a share that is told by webhook.",
+    "another node dispatches now": "This node is no longer the dispatcher.",
+    "budget alerts filed": "Budgets have reached 50, 80 or 100 percent; Headgate sends a webhook.",
     "budgets were not looked at": "The ledger could not be read for alerts; it is tried again.",
     "changes of settings were not looked for": (
         "The store did not answer when settings were compared with other nodes; it is tried again."
     ),
-    "dispatching": "This node has read all tasks, and decides from now on.",
+    "dispatching": "This node has read all tasks, and is the dispatcher from now on.",
     "ended tasks were not deleted": (
         "The store did not answer when ended tasks were to be deleted; it is tried again."
     ),
@@ -226,10 +239,12 @@ LOG_EVENTS = {
         "The log of slots could not keep up, or could not be written; `dropped` counts all "
         "since the start."
     ),
-    "money was not settled": "The ledger did not take the settlement of a call; the lease decides.",
+    "money was not settled": (
+        "The ledger did not accept the settlement of a call; the end of the lease settles it."
+    ),
     "others took the tasks of this node": (
-        "This node gave no sign of life for too long, and another one has its tasks. It ends "
-        "what it still runs of them."
+        "This node gave no sign of life for too long, and another node has its tasks. This node "
+        "stops those that it still runs."
     ),
     "out of file descriptors": (
         "A task could not begin and is tried again. Raise the limit on open files (`ulimit "
@@ -247,13 +262,13 @@ LOG_EVENTS = {
     "settings were not reloaded": "A bug in the service, at SIGHUP.",
     "settings were not reloaded; nothing has changed": "SIGHUP found a file that is wrong.",
     "settlements are left in the outbox": (
-        "A node stopped while the ledger did not answer; the next start tells it."
+        "A node stopped while the ledger did not answer; the next start sends them."
     ),
     "settlements wait for the ledger": (
-        "What attempts cost could not be told to the ledger; it is tried again."
+        "The costs of attempts could not be sent to the ledger; Headgate tries again."
     ),
     "settlements wait for the store": (
-        "How an attempt ended could not be written; it is tried again."
+        "The end of an attempt could not be stored; Headgate tries again."
     ),
     "slots can be read again": "The store answers again.",
     "slots cannot be read; nothing is sent until they can": (
@@ -272,9 +287,9 @@ LOG_EVENTS = {
         "A task failed for good; `error` is why, in one line of at most 300 characters, without "
         "what looks like a secret."
     ),
-    "task rejected": "A queue was full, or no budget will hold the task.",
+    "task rejected": "A queue was full, or no budget has room for the task.",
     "task retrying": "An attempt ended, and the task waits for another.",
-    "task submitted": "A task was taken.",
+    "task submitted": "A task was accepted.",
     "the body of a call that waits stays in memory": "A temporary file could not be written.",
     "the clock has jumped; all slots look at once": "The clock was set, or the machine slept.",
     "the demonstration has stopped; the service goes on without it": (
@@ -284,20 +299,20 @@ LOG_EVENTS = {
         "The process that talks to a Ray cluster ended. Another one starts with the next task."
     ),
     "the file contradicts a change at another node": (
-        "A changed file cannot be taken together with what was changed through the API."
+        "A changed settings file contradicts an override that was made through the API."
     ),
     "the file contradicts what was changed beside it": (
-        "The file cannot be taken together with what was changed through the API."
+        "The settings file contradicts an override that was made through the API."
     ),
     "the file could not be taken now; tried again": (
-        "The file has changed, and the store does not answer."
+        "The settings file has changed, and the store does not answer."
     ),
-    "the file was not taken; nothing has changed": "The file has changed, and is wrong.",
+    "the file was refused; nothing has changed": "The settings file has changed, and is wrong.",
     "the lease of money in use has ended": (
-        "The ledger did not hear in time that work goes on. What is reserved counts as spent "
-        "until the work reports."
+        "A lease was not renewed in time, although the work goes on. The reservation counts as "
+        "spent until the work reports its cost."
     ),
-    "the ledger cannot be asked": "The ledger outside the store does not answer. Logged once.",
+    "the ledger is unavailable": "The ledger outside the store does not answer. Logged once.",
     "the ledger is told of settlements again": "The ledger answers again.",
     "the ledger refused a settlement": (
         "The ledger had closed a reservation before; it stays as it is."
@@ -306,11 +321,11 @@ LOG_EVENTS = {
         "Budgets have changed, and the ledger does not answer."
     ),
     "the lock on the data directory cannot be restored": (
-        "The file of the lock is gone and cannot be written anew; it is tried again."
+        "The lock file is gone and cannot be written again; Headgate keeps trying."
     ),
     "the lock on the data directory was deleted; it is there again": (
-        "Somebody deleted the file of the lock while the service ran; it was written anew, and "
-        "is held."
+        "Somebody deleted the lock file while the service ran; Headgate wrote it again and holds "
+        "the lock."
     ),
     "the process that writes cannot be started": (
         "The machine has no room for another process; it is tried again."
@@ -325,17 +340,17 @@ LOG_EVENTS = {
     "the slot log is written again": (
         "Lines are missing in between; `dropped` counts all since the start."
     ),
-    "the store cannot be asked": "The store does not answer. Logged once for each problem.",
+    "the store is unavailable": "The store does not answer. Logged once for each problem.",
     "the store has no room for new tasks": (
         "The disk or `max_store_bytes` is used up. Logged once, with what to do."
     ),
-    "the store has room for new tasks again": "The store takes new tasks again.",
+    "the store has room for new tasks again": "The store accepts new tasks again.",
     "token refused": (
-        "Somebody came with a token that is not valid; `since_last` counts those that were not "
+        "A request had a token that is not valid; `since_last` counts such requests that were not "
         "logged."
     ),
     "usage in an unknown shape": (
-        "A result has a `usage` that cannot be read, so what was reserved is booked. Logged "
+        "A result has a `usage` that cannot be read, so the reservation is booked. Logged "
         "once for each target."
     ),
     "webhook delivered": "A webhook has arrived.",

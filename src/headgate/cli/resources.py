@@ -109,7 +109,7 @@ def _add_show(group: click.Group, noun: Noun, example: str) -> None:
 
 _HELP: dict[Verb, str] = {
     "pause": "Pause {article}: none of its waiting tasks start.\n\nRunning tasks go on.",
-    "resume": "Resume {article}.\n\nThis also opens one that a worker or a target's answer closed.",
+    "resume": "Resume {article}.\n\nThis also ends a closure by a worker or a target's answer.",
     "drain": "Drain {article}: it accepts no new tasks and finishes those it has.",
 }
 _DONE: dict[Verb, str] = {
@@ -128,9 +128,7 @@ def _add_verbs(group: click.Group, noun: Noun, example: str) -> None:
 def _add_verb(group: click.Group, noun: Noun, verb: Verb, example: str) -> None:
     text = _HELP[verb].format(article=noun.article)
     if noun.name == "project":
-        text = text.replace(
-            "\n\nThis also opens one that a worker or a target's answer closed.", ""
-        )
+        text = text.replace("\n\nThis also ends a closure by a worker or a target's answer.", "")
 
     @group.command(
         verb,
@@ -281,22 +279,28 @@ Examples:
 )
 @click.argument("name", metavar="PROJECT", type=PROJECT)
 @click.option(
-    "--weight", type=float, metavar="NUMBER", help="Its share, relative to other projects."
+    "--weight",
+    type=float,
+    metavar="NUMBER",
+    help="The project's share, relative to other projects.",
 )
 @click.option(
-    "--max-agents", type=_Limit(int), metavar="N|none", help="The most of its tasks in flight."
+    "--max-agents",
+    type=_Limit(int),
+    metavar="N|none",
+    help="The most tasks of the project in flight.",
 )
 @click.option(
     "--budget-tokens",
     type=_Limit(int),
     metavar="N|none",
-    help="The most tokens that it may use in the usage window.",
+    help="The most tokens that the project may use in the usage window.",
 )
 @click.option(
     "--reset",
     multiple=True,
     type=click.Choice(list(_PROJECT_FIELDS)),
-    help="Go back to what the settings file says.",
+    help="Return to the value in the settings file.",
 )
 @connection_options
 @json_option
@@ -397,19 +401,22 @@ Examples:
 )
 @click.argument("name", metavar="AGENT", type=AGENT)
 @click.option(
-    "--capacity", type=_Limit(int), metavar="N|none", help="The most tasks that it runs at once."
+    "--capacity",
+    type=_Limit(int),
+    metavar="N|none",
+    help="The most tasks that the agent runs at once.",
 )
 @click.option("--type", "agent_type", metavar="TYPE", help="The type that rate limits name.")
 @click.option(
     "--accepts-open/--no-accepts-open",
     default=None,
-    help="Whether it takes tasks that name no agent.",
+    help="Whether the agent runs tasks that name no agent.",
 )
 @click.option(
     "--reset",
     multiple=True,
     type=click.Choice(list(_AGENT_FIELDS)),
-    help="Go back to what the settings file says.",
+    help="Return to the value in the settings file.",
 )
 @connection_options
 @json_option

@@ -99,9 +99,10 @@ Examples:
 @connection_options
 @json_option
 def closures(*, connection: Connection, as_json: bool) -> None:
-    """List every closure that keeps tasks from starting: who made it, until when.
+    """List what is closed, so that its tasks wait: why, by whom, until when.
 
-    headgate slot resume opens a slot early; target, agent and budget have the same command.
+    Budgets, targets, slots and agents can be closed. headgate slot resume opens a slot early;
+    target, agent and budget have the same command.
     """
     with connect(connection) as client:
         answer = client.closures()

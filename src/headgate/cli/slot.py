@@ -109,7 +109,7 @@ def log(
     data: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what was sent for slots, what came back and what else happened.
+    """Show the requests that Headgate sent for slots, their responses, and other events.
 
     With SLOT, show only that slot. The log is read from the data directory, so it works without a
     running service.

@@ -34,23 +34,26 @@ Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was re
 """
 )
 @click.argument("action", required=False)
-@click.option("--agent", "agent_id", metavar="NAME", help="The agent that runs it.")
+@click.option("--agent", "agent_id", metavar="NAME", help="The agent that runs the task.")
 @click.option(
-    "--project", "project_id", metavar="NAME", help="The project whose share and budget it uses."
+    "--project",
+    "project_id",
+    metavar="NAME",
+    help="The project whose share and budget the task uses.",
 )
 @click.option(
     "--target",
     metavar="NAME",
-    help="The target that carries it out.  [default: the default target]",
+    help="The target that runs the task.  [default: the default target]",
 )
-@click.option("--slot", metavar="NAME", help="The key slot whose quota it uses.")
+@click.option("--slot", metavar="NAME", help="The key slot whose quota the task uses.")
 @click.option("--provider", metavar="NAME", help="Use the freest slot of this provider.")
 @click.option(
     "--param",
     "params_given",
     metavar="KEY=TEXT",
     multiple=True,
-    help="A parameter; KEY:=JSON for a value that is not text.",
+    help="A parameter; KEY:=JSON for a value that is not a string.",
 )
 @click.option("--params", "params_json", metavar="JSON", help="All parameters; @FILE reads a file.")
 @click.option("--input", "input_json", metavar="JSON", help="The input; @FILE reads a file.")
@@ -61,42 +64,60 @@ Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was re
     "--deadline",
     metavar="TIME",
     type=moment,
-    help="When it must have ended: 10m, or 2030-01-31T18:00:00Z.",
+    help="The task must end before this time: 10m, or 2030-01-31T18:00:00Z.",
 )
 @click.option(
-    "--not-before", metavar="TIME", type=moment, help="When it may start at the earliest."
+    "--not-before",
+    metavar="TIME",
+    type=moment,
+    help="The earliest time at which the task may start.",
 )
-@click.option("--estimate-usd", metavar="USD", help="The dollars that it will probably cost.")
+@click.option("--estimate-usd", metavar="USD", help="The dollars that the task will probably cost.")
 @click.option(
-    "--estimate-tokens", metavar="N", type=int, help="The tokens that it will probably use."
+    "--estimate-tokens", metavar="N", type=int, help="The tokens that the task will probably use."
 )
 @click.option(
-    "--cost-usd", metavar="USD", help="The dollars that each attempt costs, whatever it reports."
+    "--cost-usd",
+    metavar="USD",
+    help="The cost to book for each attempt, whatever the target reports.",
 )
 @click.option(
     "--weight",
     metavar="N",
     type=float,
-    help="What it costs its project's share, if its tokens are unknown.",
+    help="How much the task counts in its project's share if its tokens are unknown.",
 )
 @click.option(
     "--scope",
     "scopes",
     metavar="SCOPE",
     multiple=True,
-    help="A further budget that it is charged to.",
+    help="A further budget that the task is charged to.",
 )
 @click.option(
     "--on-exhausted",
     type=click.Choice(["wait", "reject"]),
     help="What to do when a budget is used up.",
 )
-@click.option("--depends-on", metavar="TASK", multiple=True, help="A task that must end first.")
 @click.option(
-    "--on-parent-failure", type=click.Choice(["fail", "run"]), help="What to do if that task fails."
+    "--depends-on",
+    metavar="TASK",
+    multiple=True,
+    help="A task that must end before this one starts.",
 )
-@click.option("--label", "labels", metavar="KEY=TEXT", multiple=True, help="A label to find it by.")
-@click.option("--max-attempts", metavar="N", type=int, help="The most attempts.")
+@click.option(
+    "--on-parent-failure",
+    type=click.Choice(["fail", "run"]),
+    help="What to do if a task named by --depends-on fails.",
+)
+@click.option(
+    "--label",
+    "labels",
+    metavar="KEY=TEXT",
+    multiple=True,
+    help="A label to find the task by.",
+)
+@click.option("--max-attempts", metavar="N", type=int, help="How many attempts may fail.")
 @click.option(
     "--attempt-timeout",
     "timeout_seconds",
@@ -104,7 +125,9 @@ Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was re
     type=duration,
     help="Stop an attempt that takes longer.",
 )
-@click.option("--callback-url", metavar="URL", help="Where to send a webhook when it has ended.")
+@click.option(
+    "--callback-url", metavar="URL", help="Where to send a webhook when the task has ended."
+)
 @click.option("--tab-id", metavar="TAB", help="For the target: the tab to act on.")
 @click.option("--selector", metavar="TEXT", help="For the target: what to act on.")
 @click.option("--ref", metavar="TEXT", help="For the target: an element.")
@@ -112,7 +135,10 @@ Exit codes: 0 accepted, or done with --wait; 1 the task failed, or a line was re
     "--idempotency-key", metavar="KEY", help="The same key submits the same task only once."
 )
 @click.option(
-    "--wait", "is_waiting", is_flag=True, help="Wait until it has ended, and print its result."
+    "--wait",
+    "is_waiting",
+    is_flag=True,
+    help="Wait until the task has ended, and print its result.",
 )
 @click.option("--wait-timeout", metavar="TIME", type=duration, help="Stop waiting after this time.")
 @click.option("--patient", is_flag=True, help="Wait while the queue is full, instead of failing.")
@@ -136,7 +162,7 @@ def submit(
 ) -> None:
     """Submit one task and print its id, or many tasks from lines of JSON.
 
-    ACTION names what to do; leave it out if --input says it. With - as ACTION, each line of
+    ACTION names the work to do; leave ACTION out if --input says it. With - as ACTION, each line of
     standard input is one task in the JSON of the HTTP API, and options fill in what a line does not
     say. With --wait, the command prints the result once the task has ended; progress goes to
     standard error.
@@ -227,7 +253,7 @@ def _json(option: str, text: str) -> Any:  # noqa: ANN401 - any JSON
     except RecursionError:
         raise InvalidFieldError(option, "is nested too deeply") from None
     except msgspec.DecodeError as error:
-        advice = "" if text.startswith(FILE_MARK) else "; a text needs quotes, as '\"text\"'"
+        advice = "" if text.startswith(FILE_MARK) else "; a string needs quotes, as '\"text\"'"
         raise InvalidFieldError(option, f"is not JSON: {error}{advice}") from None
 
 

@@ -91,7 +91,8 @@ def _value(name: str, value: object, *, indent: int) -> str:
         return _block(value, indent=indent)
     if name == "held":
         held = cast("tuple[HeldBody, ...]", value)
-        return f"\n{' ' * indent}".join(printable(one.text.removeprefix("held ")) for one in held)
+        texts = [printable(one.text.removeprefix("reserved ")) for one in held]
+        return f"\n{' ' * indent}".join(texts)
     if name == "reported":
         return _reported(cast("ReportedBody", value))
     if name == "unpriced":

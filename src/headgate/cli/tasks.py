@@ -37,7 +37,7 @@ Examples:
     "states",
     multiple=True,
     type=click.Choice(STATES),
-    help="Only tasks in this state; give it again for more.",
+    help="Only tasks in this state; repeat the option for more.",
 )
 @click.option("--target", metavar="NAME", help="Only tasks for this target.")
 @click.option("--slot", metavar="NAME", help="Only tasks of this slot.")
@@ -52,7 +52,7 @@ Examples:
     "created_after",
     metavar="TIME",
     type=past_moment,
-    help="Only tasks submitted since: 2h ago, or 2030-01-31T18:00:00Z.",
+    help="Only tasks submitted since then: 2h ago, or 2030-01-31T18:00:00Z.",
 )
 @click.option(
     "--until",

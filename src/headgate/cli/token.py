@@ -58,14 +58,19 @@ Examples:
     "permissions",
     type=click.Choice(TOKEN_PERMISSIONS),
     multiple=True,
-    help="What it allows; give it again for more.  [default: submit, read, cancel]",
+    help="A permission of the token; repeat the option for more.  [default: submit, read, cancel]",
 )
-@click.option("--agent", metavar="NAME", help="Restrict it to this agent.")
-@click.option("--project", metavar="NAME", help="Restrict it to this project.")
+@click.option("--agent", metavar="NAME", help="Restrict the token to this agent.")
+@click.option("--project", metavar="NAME", help="Restrict the token to this project.")
 @click.option(
-    "--least-priority", metavar="N", type=int, help="The lowest priority number its tasks may have."
+    "--least-priority",
+    metavar="N",
+    type=int,
+    help="The lowest priority number that its tasks may have.",
 )
-@click.option("--expires", metavar="TIME", type=moment, help="When it expires: 90d, or a time.")
+@click.option(
+    "--expires", metavar="TIME", type=moment, help="When the token expires: 90d, or a time."
+)
 @click.option(
     "--offline",
     is_flag=True,
@@ -95,7 +100,7 @@ def create(
     connection: Connection,
     as_json: bool,
 ) -> None:
-    """Create a token and print it; it is never shown again.
+    """Create a token and print it once; Headgate never shows it again.
 
     A token cannot allow more than the token that creates it. If you have lost all tokens, use
     --offline on the machine of the service; with SQLite, stop the service first. A token with all

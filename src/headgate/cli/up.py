@@ -109,8 +109,8 @@ def up(
 ) -> None:
     """Start the service.
 
-    Without a settings file it keeps tasks in SQLite and runs them on a built-in target that returns
-    what it was given. headgate init writes a settings file.
+    Without a settings file the service stores tasks in SQLite, and runs them on a built-in target
+    that returns the task. headgate init writes a settings file.
     """
     flags = {
         "server.host": host,

@@ -41,8 +41,8 @@ def usage(
 ) -> None:
     """Show the tokens and dollars that tasks and calls have used.
 
-    Calls that a task makes count for that task. Assumed amounts are the part that nobody reported:
-    an attempt was lost, or its target did not say what it used, so the reserved amount was booked.
+    Calls that a task makes count for that task. Assumed amounts were not reported: an attempt
+    was lost, or its target reported no usage, so the reserved amount was booked.
     Usage is kept by the hour for 400 days. Days are UTC days.
     """
     from headgate.api.schema.tasks import UsageBody  # noqa: PLC0415

@@ -34,7 +34,7 @@ Examples:
     "kinds",
     multiple=True,
     type=click.Choice(KINDS),
-    help="Only events of this kind; give it again for more.",
+    help="Only events of this kind; repeat the option for more.",
 )
 @click.option("--after", metavar="ID", help="Start after the event with this id.")
 @click.option(

@@ -69,7 +69,7 @@ Examples:
     type=click.FloatRange(0.0, MAX_DRAIN_SECONDS),
     default=25.0,
     show_default=True,
-    help="After SIGTERM, how long tasks may still run before they are handed back.",
+    help="After SIGTERM, how long tasks may still run before they return to the queue.",
 )
 @connection_options
 def worker(
@@ -81,9 +81,9 @@ def worker(
     drain_seconds: float,
     connection: Connection,
 ) -> None:
-    """Take tasks of an agent from a service and run them here.
+    """Fetch the tasks of an agent from a service and run them here.
 
-    Workers get the tasks of pull targets. Shares, budgets and limits apply as everywhere.
+    Workers get the tasks of pull targets. Shares, budgets and limits apply as for all other tasks.
     """
     executor = _executor(entry_point, command, capacity)
     hide_process()

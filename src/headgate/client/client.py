@@ -276,7 +276,7 @@ class Client:
         return await self.request("GET", "/usage", response_type=UsageBody, query=query)
 
     async def estimates(self, project_id: str | None = None) -> EstimatesBody:
-        """Return what is known of the cost of each kind of work, the last fed first."""
+        """Return the known costs of each kind of work, the most recently changed first."""
         query = {"projectId": project_id}
         return await self.request("GET", "/estimates", response_type=EstimatesBody, query=query)
 

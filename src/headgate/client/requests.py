@@ -37,7 +37,7 @@ Moment = datetime | timedelta | str
 """A time: with its zone, or from now, or as RFC 3339."""
 
 Amount = str | int | float | Decimal
-"""Dollars; a text or a `Decimal` is exact."""
+"""Dollars; a string or a `Decimal` is exact."""
 
 
 # The address of a service, and who asks.

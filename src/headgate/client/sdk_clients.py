@@ -309,7 +309,7 @@ class _Service:
         )
         agent_id, project_id = fields.pop("agent_id", None), options.pop("project_id", None)
         if callable(agent_id):
-            raise InvalidSettingError("agent_id", "must be a text where there is a server")
+            raise InvalidSettingError("agent_id", "must be a string if you give a server")
         named = {"X-Headgate-Agent": agent_id, "X-Headgate-Project": project_id}
         headers = {name: value for name, value in named.items() if value is not None}
         if "api_key" in options and service.token is not None:

@@ -273,7 +273,7 @@ class SyncClient:
         return self.request("GET", "/usage", response_type=UsageBody, query=query)
 
     def estimates(self, project_id: str | None = None) -> EstimatesBody:
-        """Return what is known of the cost of each kind of work, the last fed first."""
+        """Return the known costs of each kind of work, the most recently changed first."""
         query = {"projectId": project_id}
         return self.request("GET", "/estimates", response_type=EstimatesBody, query=query)
 

@@ -38,8 +38,8 @@ SLOTS: Sections = {
 }
 POSTGRES: Sections = {"store": ("url",)}
 OPENING = """\
-# Settings of Headgate. Every key has a default. Remove the # of what you want to use. All keys are
-# in headgate config example, and headgate config check says what is wrong with this file.
+# Settings of Headgate. Every key has a default. Remove the # of each line that you want to use.
+# headgate config example prints all keys. headgate config check finds mistakes in this file.
 """
 _ACTIVE = ("server", "scheduler", "gateway", "upstreams", "models", "quota", "store")
 """What is in force in the small file; the rest of it shows how to write a project or a budget."""

@@ -200,7 +200,7 @@ _WORDS: dict[type, str] = {
     inspect.IntType: "a whole number",
     inspect.FloatType: "a number",
     inspect.BoolType: "true or false",
-    inspect.StrType: "a text",
+    inspect.StrType: "a string",
     inspect.LiteralType: "one of ",
     inspect.EnumType: "one of ",
     inspect.DictType: "a table",
@@ -265,4 +265,4 @@ _SHOWN_TYPES = (
     inspect.IntType,
     inspect.LiteralType,
 )
-_NAMES: dict[type, str] = {str: "a text", dict: "a table", list: "a list"}
+_NAMES: dict[type, str] = {str: "a string", dict: "a table", list: "a list"}

@@ -566,7 +566,7 @@ class FileWatcher:
         try:
             await self._config.reload(FILE)
         except InvalidSettingError as error:
-            log.warning("the file was not taken; nothing has changed", problem=str(error))
+            log.warning("the file was refused; nothing has changed", problem=str(error))
         except StoreError as error:
             log.warning("the file could not be taken now; tried again", problem=str(error))
             return False

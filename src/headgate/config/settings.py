@@ -73,8 +73,8 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = 480
     """The longest wait between two polls while they fail. The wait doubles up to this."""
     wake_quota_retry_window_minutes: Minutes = 15
-    """How long after a wake Headgate reads the quota every minute to see the new window. Then it
-    sends the wake once more."""
+    """How long after a wake Headgate reads the quota every minute to see the new window. If it sees
+    none, it then sends the wake once more."""
     wake_catch_up_minutes: Annotated[int, Meta(ge=0, le=MINUTES_PER_DAY)] = 15
     """How late a wake of `wake_times` may be sent after the service was down or busy."""
     adaptive_polling: bool = False
@@ -96,10 +96,10 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: Annotated[str, Meta(min_length=1, max_length=MAX_SLOT_NAME_LENGTH)]
     """The name that tasks, targets, rate limits and commands use. Each slot has its own."""
     provider: ProviderName
-    """Whose key it is: `zai` (the GLM coding plan), `anthropic`, `openai`, or `http-json` for any
-    endpoint that reports its quota as JSON."""
+    """The provider of the key: `zai` (the GLM coding plan), `anthropic`, `openai`, or `http-json`
+    for any endpoint that reports its quota as JSON."""
     enabled: bool = True
-    """Whether Headgate polls and wakes it. Tasks of a disabled slot wait."""
+    """Whether Headgate polls and wakes the slot. Tasks of a disabled slot wait."""
     key_env: Text | None = None
     """The environment variable with the key. A slot needs this or `key_file`."""
     key_file: Text | None = None
@@ -123,11 +123,11 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wake_body: Text | None = None
     """The whole JSON body of a wake, in place of the usual one."""
     wake_modes: tuple[WakeMode, ...] = ()
-    """When to wake it: any of `interval`, `times` and `after_reset`. Empty, or the word `none`,
-    means never."""
+    """When to wake the slot: any of `interval`, `times` and `after_reset`. Empty, or the word
+    `none`, means never."""
     wake_on_start: bool | None = None
-    """Whether a start, or `headgate slot resume`, may wake it when no window is open. The default
-    is yes with `interval` or `after_reset`, and no otherwise."""
+    """Whether a start, or `headgate slot resume`, may wake the slot if no window is open. The
+    default is yes with `interval` or `after_reset`; without them it is no."""
     wake_interval_minutes: Minutes = 60
     """For `interval`: the time between two wakes."""
     wake_times: tuple[str, ...] = ()
@@ -136,32 +136,35 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     wake_after_reset_minutes: Minutes = 1
     """For `after_reset`: how long after the end of a window Headgate opens the next."""
     poll: Literal["free", "request"] = "free"
-    """Whether Headgate may send requests to learn a quota that only response headers tell
+    """Whether Headgate may send requests to learn a quota that only response headers report
     (`anthropic`, `openai` without `quota_url`). With `request` each poll costs one word in and one
-    token out, and opens a window. With `free` it learns from real traffic and sends nothing."""
+    token out, and opens a window. With `free` Headgate learns the quota from real traffic and sends
+    nothing."""
     poll_interval_minutes: Minutes = 30
     """How often Headgate reads the quota."""
     zone: Text = "UTC"
     """The time zone of `wake_times`, such as `Europe/Berlin`."""
     limit_type: Text | None = None
-    """Which row of the quota counts, by its type. The default is the usual row of the provider."""
+    """The type of the quota row that counts. The default is the usual row of the provider."""
     limit_unit: int | str | None = None
-    """Which row counts, by its unit, where several rows have the type. Needs `limit_type`."""
+    """The unit of the quota row that counts, if several rows have the type. Needs `limit_type`."""
     max_inflight: Permits | None = None
-    """How many tasks and calls may use the slot at a time. Without it there is no such limit."""
+    """How many tasks and calls may use the slot at a time. Without this setting there is no limit.
+    """
     projects: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_SLOTS)] | None = None
-    """The projects whose tasks may use the slot. Without it all may. For other projects the slot
-    does not exist."""
+    """The projects whose tasks may use the slot. Without this setting all projects may use it. For
+    other projects the slot does not exist."""
     percent_pointer: str | None = None
-    """For `http-json`: where the percentage used is in the answer (RFC 6901)."""
+    """For `http-json`: the JSON pointer (RFC 6901) to the used percentage in the answer."""
     used_pointer: str | None = None
-    """For `http-json`: where the amount used is, in place of a percentage."""
+    """For `http-json`: the JSON pointer to the used amount, if the answer has no percentage."""
     limit_pointer: str | None = None
-    """For `http-json`: where the amount that may be used is, beside `used_pointer`."""
+    """For `http-json`: the JSON pointer to the limit, together with `used_pointer`."""
     reset_pointer: str | None = None
-    """For `http-json`: where the time of the reset is."""
+    """For `http-json`: the JSON pointer to the time of the reset."""
     logging: bool = True
-    """Whether its requests and answers go to the log files of slots. Keys never do."""
+    """Whether Headgate writes the slot's requests and responses to the log files of slots. It never
+    writes keys."""
 
 
 def slots_by_name(written: object) -> dict[str, object]:
@@ -197,7 +200,7 @@ def _name_of(table: object, place: int) -> str:
         if name.strip() == name:
             return name
         raise InvalidSettingError(_name_key(place), "has spaces at its ends; take them out")
-    problem = f"must be a text of 1 to {MAX_SLOT_NAME_LENGTH} characters, all of them printable"
+    problem = f"must be a string of 1 to {MAX_SLOT_NAME_LENGTH} characters, all of them printable"
     raise InvalidSettingError(_name_key(place), problem)
 
 
@@ -247,33 +250,34 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """
 
     enabled: bool = True
-    """Whether the service takes and starts tasks."""
+    """Whether the service accepts and starts tasks."""
     strategy: LanePolicy = LanePolicy.FEWEST_IN_FLIGHT
-    """Which lane of a project goes first: `fair-fifo` takes the agent with the fewest tasks in
-    flight, `load` the lane with the deepest and oldest queue."""
+    """Which lane of a project goes first: with `fair-fifo` the lane whose agent has the fewest
+    tasks in flight, with `load` the lane with the longest and oldest queue."""
     optimize_for: OptimizeFor | None = None
-    """With `load`: prefer the oldest tasks (`latency`), the deepest queue (`throughput`), or both
+    """With `load`: prefer the oldest tasks (`latency`), the longest queue (`throughput`), or both
     (`balanced`)."""
     alpha: Annotated[float, Meta(ge=0, le=MOST_UNSAFE_ALPHA)] | None = None
-    """The same as a number: 0 looks at age alone, 1 at depth alone. Give this or `optimize_for`.
-    The default is 0.25; more than 0.5 needs `allow_unsafe_alpha`."""
+    """The same as `optimize_for`, as a number: with 0 only the age of the oldest task counts, with
+    1 only the length of the queue. Give `alpha` or `optimize_for`. The default is 0.25; a value
+    above 0.5 needs `allow_unsafe_alpha`."""
     allow_unsafe_alpha: bool = False
-    """Whether `alpha` may be above 0.5. Then a shallow lane may wait up to `max_wait_ticks`. Not
-    with `auto_tune`."""
+    """Whether `alpha` may be above 0.5. With such an alpha, a lane with a short queue may wait up
+    to `max_wait_ticks`. Not allowed with `auto_tune`."""
     auto_tune: bool = False
-    """Whether `alpha` follows what the service observes, starting from the one given."""
+    """Whether the service adjusts `alpha` from the waits that it observes, starting at the given
+    value."""
     max_wait_ticks: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000
     """A lane goes first once this many tasks have ended while it waited."""
     max_queue_size: QueueLength = 1_000
-    """How many tasks may wait in all. The service refuses more."""
+    """How many tasks may wait in all. The service refuses further tasks."""
     queue_share: QueueShare = 8.0
-    """How many tasks one project may have waiting, as a multiple of the free places in the queue.
-    """
+    """How many tasks of one project may wait, as a multiple of the free capacity of the queue."""
     max_per_agent: QueueLength = 100
     """How many tasks may wait for one agent, in each project."""
     max_scheduled: QueueLength = 10_000
-    """How many tasks with a `notBefore` may wait beside the queue. One project may have
-    `queue_share` times the free places."""
+    """How many tasks with a `notBefore` may wait outside the queue. One project may have at most
+    `queue_share` times as many as are still free."""
     max_inflight: Permits = 20
     """How many tasks may be in flight, over all agents and nodes."""
     max_per_agent_inflight: Permits = 10
@@ -283,14 +287,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     task_retention_seconds: Seconds = TASK_RETENTION_SECONDS
     """How long a task is kept after it ended."""
     max_ended_tasks: EndedTasks = MAX_ENDED_TASKS
-    """How many ended tasks are kept, about 1 KiB each. Those of the project with most go first:
-    refused ones, then cancelled and successful ones, failures last."""
+    """How many ended tasks are kept, about 1 KiB each. Beyond that, Headgate deletes tasks of the
+    project with the most ended tasks: first refused, then cancelled and successful, last failed
+    tasks."""
     max_store_bytes: StoreBytes | None = None
-    """How much the store may take. From nine tenths of it on, ended tasks are deleted; beyond it
-    new tasks are refused with 507. Without it the disk of an SQLite file is the limit."""
+    """The largest size of the store. Above nine tenths of this size, Headgate deletes ended tasks;
+    above this size, it refuses new tasks with 507. Without this setting the disk of an SQLite file
+    is the limit."""
     default_deadline_seconds: Seconds | None = None
-    """The deadline of a task that names none, counted from when it may start. Without it such a
-    task has none."""
+    """The deadline of a task that names none, counted from the time at which the task may start.
+    Without this setting such a task has no deadline."""
     attempt_timeout_seconds: Annotated[float, Meta(ge=0.001, le=MAX_ATTEMPT_SECONDS)] = (
         ATTEMPT_SECONDS
     )
@@ -300,19 +306,19 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     usage_window_hours: Hours = 24
     """The rolling window of shares, of `global_budget` and of each `budget_limit`."""
     global_budget: Annotated[int, Meta(ge=0, le=MAX_LIMIT_TOKENS)] = 0
-    """Tokens for everything together in that window; 0 is no limit."""
+    """How many tokens all projects together may use in the usage window; 0 means no limit."""
     default_tokens: Annotated[int, Meta(ge=1, le=MAX_RESERVATION_TOKENS)] = DEFAULT_TOKENS
-    """Tokens that work without an estimate counts in its project's share, for each unit of weight.
-    Budgets and usage do not count them."""
+    """How many tokens work without an estimate counts in its project's share, for each unit of
+    weight. These tokens do not count in budgets and usage."""
     reserve: Reserve = Reserve.EXPECTED
-    """What is reserved for work without an estimate once its kind is known: `expected` is a
-    quantile of its past costs, `strict` the largest."""
+    """How much to reserve for work without an estimate, once costs of its kind are known: with
+    `expected` a quantile of the known costs, with `strict` the highest one."""
     share_unit: Literal["tokens", "usd"] = "tokens"
-    """What the shares of projects are counted in, for tasks and calls."""
+    """The unit in which the shares of projects are counted, for tasks and calls."""
     estimate_quantile: Annotated[float, Meta(ge=0.5, le=0.999)] = DEFAULT_QUANTILE
-    """The quantile of `expected`."""
+    """The quantile that `reserve = "expected"` uses."""
     max_attempts: Annotated[int, Meta(ge=1, le=MAX_ATTEMPTS)] = 1
-    """How many attempts a task has that does not say."""
+    """How many attempts may fail before the task fails, unless the task sets `maxAttempts`."""
     max_lag_tokens: Annotated[int, Meta(ge=1, le=MAX_COUNT)] = 1_000_000
     """The most tokens that a project is owed when it comes back after a pause."""
     priority_ageing_seconds: SecondsOrNone = 0.0
@@ -320,15 +326,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     node_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 10.0
     """A node that gives no sign for this long counts as lost, and its tasks start elsewhere."""
     worker_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
-    """The same for a worker that pulls tasks."""
+    """A worker that gives no sign for this long counts as lost, and its tasks start elsewhere."""
     max_result_bytes: Annotated[int, Meta(ge=1, le=64 * 2**20)] = 2**20
     """The largest result that is kept."""
     drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     """How long a stop waits for running tasks before it cancels them."""
     retry_base_seconds: Seconds = 1.0
-    """The wait after the first failed attempt. It doubles with each further one."""
+    """The wait after the first failed attempt. The wait doubles after each further failed attempt.
+    """
     retry_max_seconds: Seconds = 60.0
-    """The longest such wait."""
+    """The longest wait after a failed attempt."""
 
     @property
     def resolved_alpha(self) -> float:
@@ -371,13 +378,13 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class RateLimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an agent type, a target or a slot may use in any minute, hour or day.
 
-    Windows slide: no stretch of time as long as the window has more than the limit. At least one
-    limit is needed. A name `upstream:NAME` limits the calls of an upstream.
+    Windows slide: a limit per minute applies to any period of 60 seconds. At least one limit is
+    needed. A name `upstream:NAME` limits the calls of an upstream.
     """
 
     kind: RateKind | None = None
-    """What the name refers to: an agent type, a target or a slot. Needed only where more than one
-    has this name; a name that none has is an agent type."""
+    """What the name refers to: an agent type, a target or a slot. Needed only if more than one of
+    them has this name. A name that none of them has refers to an agent type."""
     tokens_per_minute: Rate | None = None
     """Tokens in any minute."""
     tokens_per_hour: Rate | None = None
@@ -401,17 +408,17 @@ class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     name: str = ""
     """A name for people."""
     credit_weight: Annotated[float, Meta(ge=0, le=MAX_WEIGHT)] = 1.0
-    """Its share relative to the other projects."""
+    """The project's share, relative to the other projects."""
     max_concurrent_agents: Permits | None = None
-    """How many of its tasks may be in flight. Without it there is no cap."""
+    """How many tasks of the project may be in flight. Without this setting there is no cap."""
     budget_limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT_TOKENS)] | None = None
     """Tokens in the usage window: the budget of the scope `project:NAME`."""
     reserve: Reserve | None = None
-    """What is reserved for its tasks and calls, in place of `scheduler.reserve` and
+    """How much to reserve for the project's tasks and calls. Overrides `scheduler.reserve` and
     `gateway.reserve`."""
     status: ProjectStatus = ProjectStatus.ACTIVE
-    """An `active` project gets agents. A `draining` one finishes what it has and takes no new
-    tasks. `paused` and `archived` ones wait."""
+    """An `active` project gets agents. A `draining` project finishes its tasks and accepts no new
+    ones. The tasks of a `paused` or `archived` project wait."""
 
     def to_project(self, project_id: str) -> Project:
         """Return the project as the decision knows it; it has no cap unless one is set."""
@@ -435,16 +442,18 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     capacity: Permits | None = None
-    """How many tasks it may have in flight. The default is `scheduler.max_per_agent_inflight`."""
+    """How many tasks the agent may have in flight. The default is
+    `scheduler.max_per_agent_inflight`."""
     type: str = ""
-    """The name that rate limits count by."""
+    """The type of the agent, which rate limits can name."""
     accepts_open: bool = True
-    """Whether it takes tasks that name no agent."""
+    """Whether the agent runs tasks that name no agent."""
     target: Text | None = None
-    """The target of its tasks that name none. `pull` leaves them to its workers."""
+    """The target of the agent's tasks that name no target. With `pull`, the agent's workers run
+    them."""
     status: Standing = Standing.ACTIVE
-    """A `paused` agent starts nothing. A `draining` one finishes what it has and takes no new
-    tasks."""
+    """A `paused` agent starts nothing. A `draining` agent finishes its tasks and accepts no new
+    ones."""
 
     def to_agent(self, agent_id: str, scheduler: SchedulerSettings) -> Agent:
         """Return the agent as the decision knows it."""
@@ -476,8 +485,8 @@ class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The time that the limits count for: `none`, `day`, `week` or `month`, with a zone if you like
     (`week@Europe/Berlin`), or `rolling:24h`."""
     reserve: Reserve | None = None
-    """What is reserved in it for tasks and calls. The default is what their project says. Where
-    several budgets apply, one with `strict` wins."""
+    """How much to reserve in this budget for tasks and calls. The default is the setting of their
+    project. If several budgets apply, `strict` in any of them wins."""
 
 
 class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -490,13 +499,13 @@ class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     input: Dollars
-    """For the prompt, such as `"1.25"`."""
+    """The price of the prompt, such as `"1.25"`."""
     output: Dollars
-    """For the answer; 0 for embeddings, whose answers cost nothing."""
+    """The price of the answer; 0 for embeddings, whose answers cost nothing."""
     cached_input: Dollars | None = None
-    """For the part of the prompt that came from a cache. The default is `input`."""
+    """The price of the part of the prompt that is read from a cache. The default is `input`."""
     cache_write: Dollars | None = None
-    """For the part of the prompt that went into a cache. The default is `input`."""
+    """The price of the part of the prompt that is written to a cache. The default is `input`."""
 
     def to_price(self) -> Price:
         """Return the price as the price list takes it."""
@@ -522,24 +531,25 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """
 
     enabled: bool = True
-    """Whether the gateway takes calls."""
+    """Whether the gateway accepts calls."""
     reserve: Reserve = Reserve.EXPECTED
-    """What is reserved for the output of a call: `expected` is what such calls usually need,
-    `strict` the `max_tokens` it asks for. A project, a budget or a header may choose otherwise."""
+    """How much to reserve for the output of a call: with `expected` what such calls usually need,
+    with `strict` the `max_tokens` of the call. A project, a budget or a header may override this.
+    """
     clamp: bool = False
-    """Whether a `strict` call may be sent with a lower `max_tokens` where the budget has no room
-    for all of it."""
+    """Whether Headgate may lower the `max_tokens` of a `strict` call if the budget has no room for
+    all of them."""
     max_wait_seconds: Seconds = 21_600.0
-    """How long a call may wait. Then it is refused, with the reason."""
+    """How long a call may wait. After that, Headgate refuses the call and names the reason."""
     hold_seconds: Seconds = 240.0
-    """How long the connection of a call without streaming stays open while it waits. Then it gets a
-    429 and keeps its place for a while."""
+    """How long the connection of a waiting call without streaming stays open. After that, the call
+    gets a 429, and Headgate keeps its position in the queue for a while."""
     escrow: bool = True
-    """Whether calls draw on slices of their budgets that are reserved for many calls at once. With
-    `false` each call has its own reservation."""
+    """Whether Headgate reserves slices of a budget for many calls at once. With `false` each call
+    has its own reservation."""
     passthrough_keys: PassthroughKeys = "loopback"
-    """Whether a key that a client brings goes to an upstream without a key here: from this machine
-    only (`loopback`), from anywhere, or never. A configured key wins."""
+    """Whether Headgate forwards a client's own key to an upstream without a configured key: for
+    clients on this machine (`loopback`), for all clients (`always`), or `never`."""
 
 
 class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -551,24 +561,24 @@ class UpstreamSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """
 
     kind: UpstreamKind
-    """The protocol that it speaks."""
+    """The protocol of the upstream."""
     base_url: Text | None = None
-    """Its address, as clients of its protocol write it. The default is `https://api.anthropic.com`
-    or `https://api.openai.com/v1`. With a configured key it must be https, except on this machine.
-    """
+    """The upstream's address, as clients of its protocol write it. The default is
+    `https://api.anthropic.com` or `https://api.openai.com/v1`. With a configured key the address
+    must be https, except on this machine."""
     key_env: Text | None = None
-    """The environment variable with its key. Not beside `slots`."""
+    """The environment variable with the upstream's key. Not allowed together with `slots`."""
     slots: tuple[Text, ...] = ()
-    """The slots whose keys it uses, with their quota windows. Headgate chooses one for each call.
-    Calls go to `base_url`; the addresses of the slots are for quotas and wakes."""
+    """The slots whose keys the upstream uses, with their quota windows. Headgate chooses one slot
+    for each call. Calls go to `base_url`; the addresses of the slots are for quotas and wakes."""
     models: tuple[Text, ...] = ()
-    """The names of models that go here, with `*`, `?` and `[abc]` as in file names. The default is
-    the usual names of its kind."""
+    """The names of the models whose calls go to this upstream, with `*`, `?` and `[abc]` as in file
+    names. The default is the usual model names of its kind."""
     max_inflight: Permits = 50
-    """How many calls may be in flight there, over all keys."""
+    """How many calls may be in flight at the upstream, over all keys."""
     headers: dict[str, str] = {}
-    """Headers of each call; `{env.NAME}` is filled from the environment. The header of the key is
-    not among them."""
+    """Headers of each call; `{env.NAME}` is filled from the environment. Headgate adds the header
+    of the key itself."""
 
     @property
     def has_key(self) -> bool:
@@ -598,8 +608,9 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     route: Annotated[tuple[Text, ...], Meta(min_length=1)]
-    """Its members in order, each `upstream/model` such as `anthropic/claude-haiku-4-5`. The next is
-    used where the one before is closed, exhausted or failing."""
+    """The members of the route in order, each `upstream/model` such as
+    `anthropic/claude-haiku-4-5`. If a member is closed, exhausted or failing, Headgate uses the
+    next one."""
 
     @property
     def members(self) -> tuple[tuple[str, str], ...]:
@@ -632,20 +643,21 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host: Text = "127.0.0.1"
     """The address to listen on."""
     port: Annotated[int, Meta(ge=0, le=65_535)] = DEFAULT_PORT
-    """The port; 0 takes any free one."""
+    """The port to listen on; 0 picks a free one."""
     advertise: Text | None = None
-    """Where other nodes reach this one, such as `http://10.0.0.5:7420`. The default is where it
-    listens."""
+    """The address at which other nodes reach this node, such as `http://10.0.0.5:7420`. The default
+    is the address on which the node listens."""
 
 
 class AuthSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether this machine needs a token too, and which hosts and pages may send requests."""
 
     required: bool = False
-    """Whether a token is needed on a loopback address too. On any other address it always is."""
+    """Whether requests need a token on a loopback address too. On any other address they always
+    need one."""
     allowed_hosts: tuple[Text, ...] = ()
-    """What the `Host` header may say beside the names of this machine. On an address that is not
-    loopback, an empty list allows any."""
+    """Hosts that the `Host` header may name, in addition to this machine. On an address that is not
+    loopback, an empty list allows every host."""
     allowed_origins: tuple[Text, ...] = ()
     """Pages of other sites that may send requests, such as `https://headgate.example`."""
 
@@ -656,11 +668,11 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     enabled: bool = True
     """Whether webhooks are sent. If not, a task with a `callbackUrl` is refused."""
     allow: tuple[Text, ...] = ()
-    """Private networks (`10.0.0.0/8`) and host names that webhooks may go to."""
+    """Private networks (`10.0.0.0/8`) and host names to which webhooks may be sent."""
     alerts_url: Text | None = None
-    """Who hears of budgets that are used by half, by 80 percent and wholly."""
+    """The address that gets a message when a budget has used 50, 80 or 100 percent of its limit."""
     try_timeout_seconds: Annotated[float, Meta(ge=0.1, le=60)] = 10.0
-    """How long one try may take in all."""
+    """How long one try to deliver a webhook may take in all."""
     concurrency: Annotated[int, Meta(ge=1, le=256)] = 32
     """How many webhooks a node sends at a time, at most a quarter of them to one host."""
 
@@ -676,14 +688,15 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What keeps the tasks."""
 
     url: Text | None = None
-    """What keeps the tasks: `sqlite:///path`, `postgresql://host/database`, or `memory:`, which
-    forgets them at the end. The default is an SQLite file in the data directory."""
+    """Where tasks are stored: `sqlite:///path`, `postgresql://host/database`, or `memory:`, which
+    loses them when the service stops. The default is an SQLite file in the data directory."""
     domain: str = ""
-    """Which of several separate systems in one PostgreSQL database this is, such as `evals`. Each
-    has its own dispatcher, projects, budgets and tokens. The default is one system."""
+    """The name of this system, such as `evals`, if several separate systems share one PostgreSQL
+    database. Each has its own dispatcher, projects, budgets and tokens. The default is a single
+    system."""
     process: bool | None = None
     """Whether a separate process writes to the store. The default is yes with more than one core.
-    Say `false` where other programs use all cores."""
+    Set `false` if other programs use all cores."""
 
     @property
     def writes_in_process(self) -> bool:
@@ -697,17 +710,17 @@ class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What keeps the budgets."""
 
     url: Text | None = None
-    """Where budgets are kept: a URL as for the store, `redis://host:6379/0`,
-    `redis+sentinel://host:26379,host2:26379/service/0` or `redis+cluster://host:6379`. Without it
-    the store keeps them, and writes a task and its money together."""
+    """Where budgets are stored: a URL as for the store, `redis://host:6379/0`,
+    `redis+sentinel://host:26379,host2:26379/service/0` or `redis+cluster://host:6379`. By default
+    the store has the budgets, and writes a task and its money in one transaction."""
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is logged to standard error, and in which form."""
 
     level: LogLevel = "info"
-    """The lowest level that is written. `HEADGATE_LOG_LEVEL` overrides it. With `warning` no line
-    is made for a task."""
+    """The lowest level that is logged. `HEADGATE_LOG_LEVEL` overrides it. With `warning` the log
+    has no lines about tasks."""
     format: LogFormat = "auto"
     """Lines for people (`text`) or JSON. `auto` is text on a terminal and JSON elsewhere."""
 
@@ -716,14 +729,16 @@ class TelemetrySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Whether spans are made. The variables of OpenTelemetry say where they go."""
 
     otel: bool = False
-    """Whether tasks become spans of OpenTelemetry. Needs `pip install 'headgate[otel]'`."""
+    """Whether Headgate makes OpenTelemetry spans of tasks and calls. Needs `pip install
+    'headgate[otel]'`."""
 
 
 class DashboardSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether pages for people are served, and whether they can change anything."""
 
     mode: DashboardMode = "on"
-    """Whether pages are served at `/`. With `read-only` nothing can be changed from them."""
+    """Whether Headgate serves the dashboard at `/`. With `read-only` nobody can change anything
+    from its pages."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,11 +19,11 @@ What tasks that have not ended take on disk is bounded in the same way, by what 
 
 from __future__ import annotations
 
-from enum import Enum
 from math import ceil
 
 import msgspec
 
+from headgate.core.enums import FastEnum
 from headgate.core.retention import StoreSize, in_mebibytes
 from headgate.errors import InvalidSettingError
 
@@ -31,7 +31,7 @@ LEAST_QUEUE_SHARE = 1
 MOST_QUEUE_SHARE = 1_000_000
 
 
-class QueueLimit(Enum):
+class QueueLimit(FastEnum):
     """Which limit keeps a task out."""
 
     GLOBAL = "global"

@@ -69,6 +69,7 @@ from headgate.core.snapshot import (
     tokens_charged,
 )
 from headgate.core.task import (
+    DEFAULT_TERMS,
     UPSTREAM_PREFIX,
     WORKER_PREFIX,
     Choice,
@@ -1008,10 +1009,20 @@ class SlotGates:
             and not self._is_closed(one, with_full=with_full)
         ]
 
-    def unusable(self, provider: str, project_id: str) -> list[SlotStanding]:
-        """Return the slots that a project may use, if none of them can come back by itself."""
-        own = [one for one in self._by_provider.get(provider, ()) if one.is_for(project_id)]
-        return own if all(one.is_unusable for one in own) else []
+    def unusable(self, provider: str, project_id: str) -> list[GateClosure]:
+        """Return what closes the slots that a project may use, if none comes back by itself."""
+        found = []
+        for one in self._by_provider.get(provider, ()):
+            if not one.is_for(project_id):
+                continue
+            timed = self._closures.timed.get(_part(one.name))
+            if timed is not None and timed.cause == "credit":
+                found.append(timed)
+            elif not one.is_unusable:
+                return []
+            elif one.closure is not None:
+                found.append(one.closure)
+        return found
 
     def _is_closed(self, standing: SlotStanding, *, with_full: bool) -> bool:
         part = _part(standing.name)
@@ -1571,18 +1582,20 @@ class DispatchState:
         """Take a call that waits; it is taken out again with `forget`, or by its end."""
         self._queue(record, now, hold)
 
-    def start_call(self, record: TaskRecord, hold: HoldOf, now: float) -> Planned | None:
+    def start_call(
+        self, task: Task, hold: HoldOf, now: float, *, attempt: int = 0
+    ) -> Planned | None:
         """Plan a call at once that nothing else competes with; None if it is to wait for a round.
 
         It is what `observe_call` and `plan` come to where nothing is ready, so that nobody has to
         be compared with anybody: most calls of a service that keeps up with its work.
         """
-        task, settings = record.task, self.settings
-        is_willing = record.terms.on_exhausted is OnExhausted.WAIT
-        if settings.is_paused or not is_willing or not self._has_to_itself(task):
+        settings = self.settings
+        if settings.is_paused or not self._has_to_itself(task):
             return None
-        waiting = Waiting(task, record.terms, record.progress.attempt, 0, hold)
-        self.slots.track(task)
+        waiting = Waiting(task, DEFAULT_TERMS, attempt, 0, hold)
+        if task.slot is None:
+            self.slots.track(task)
         self.made_agents.ensure(task.agent_id)
         taken = self.index.take_alone(task, tick=self.tick)
         if taken is None:
@@ -1619,6 +1632,8 @@ class DispatchState:
             return False
         if task.parent_id is not None:
             # Its task counts for the project already.
+            return True
+        if project.max_concurrent_agents is None and project.budget_limit is None:
             return True
         active = self.in_flight.active.get(project_id, 0)
         used = self.usage.tokens.get(project_id, 0) + self.in_flight.reserved.get(project_id, 0)
@@ -2014,7 +2029,7 @@ class DispatchState:
         self, waiting: Waiting, agent_id: str, choice: Choice, now: float
     ) -> Planned | None:
         task, terms = waiting.task, waiting.terms
-        hold = self._hold(waiting)
+        hold = self._hold(waiting) if waiting.hold is None else waiting.hold()
         share = self._share_tokens(task)
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
         tokens = hold.tokens.amount if is_known else share
@@ -2029,7 +2044,7 @@ class DispatchState:
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
-        if self.rooms and not self.rooms.take(task.target or "", now):
+        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now):
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None

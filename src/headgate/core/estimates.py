@@ -62,12 +62,12 @@ class Kind(NamedTuple):
     name: str
     action: str = ""
 
-    def levels(self) -> list[Kind]:
+    def levels(self) -> tuple[Kind, ...]:
         """Return the kinds that tell something of this one, the closest first."""
         everywhere = Kind("", self.name)
         if not self.action:
-            return [self, everywhere]
-        return [self, Kind(self.project_id, self.name), everywhere]
+            return self, everywhere
+        return self, Kind(self.project_id, self.name), everywhere
 
     @property
     def text(self) -> str:
@@ -94,7 +94,7 @@ class SilentKind(NamedTuple):
         """What it does to budgets."""
         return (
             f"reports no {_WORDS[self.unit]} in project {self.kind.project_id}:"
-            " it holds nothing, and its cost is not booked"
+            " it reserves nothing, and its cost is not booked"
         )
 
     @property
@@ -235,16 +235,16 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
     def feed(self, learned: Learned, *, is_own: bool) -> None:
         """Add to what is known of a kind; that it says nothing is known of its own kind alone."""
-        dollars, tokens = self.micro_usd, self.tokens
+        dollars, tokens, is_done = self.micro_usd, self.tokens, self.is_done
         if dollars is not None:
-            if self._tells(dollars):
+            if dollars or is_done:
                 learned.micro_usd.add(dollars, is_overrun=0 < self.held_micro_usd < dollars)
-        elif is_own and self._is_missing(Unit.MICRO_USD, dollars):
+        elif is_own and is_done and Unit.MICRO_USD in self.probed:
             learned.micro_usd.miss()
         if tokens is not None:
-            if self._tells(tokens):
+            if tokens or is_done:
                 learned.tokens.add(tokens, is_overrun=0 < self.held_tokens < tokens)
-        elif is_own and self._is_missing(Unit.TOKENS, tokens):
+        elif is_own and is_done and Unit.TOKENS in self.probed:
             learned.tokens.miss()
 
     def _tells(self, used: int | None) -> bool:
@@ -257,15 +257,19 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def says_something(self) -> bool:
         """Whether there is anything to learn from it."""
+        if self.is_done and self.tokens is not None:
+            return True
         if self._tells(self.tokens) or self._tells(self.micro_usd):
             return True
+        if not self.probed:
+            return False
         units = ((Unit.MICRO_USD, self.micro_usd), (Unit.TOKENS, self.tokens))
         return any(self._is_missing(unit, used) for unit, used in units)
 
-    def kinds(self, kind: Kind) -> list[Kind]:
+    def kinds(self, kind: Kind) -> tuple[Kind, ...]:
         """Return the kinds that learn from it; only priced costs are shared between projects."""
         levels = kind.levels()
-        return levels if self.is_priced else [one for one in levels if one.project_id]
+        return levels if self.is_priced else tuple([one for one in levels if one.project_id])
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -288,38 +292,37 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     likely: int = 0
 
     def sentence(self, held: int, unit: Unit) -> str:
-        """Say what is held and why: `held $0.031, 95% of 412 like it cost less`."""
-        return self._said(f"held {amount_of(held, unit.value)}")
+        """Say what is held and why: `reserved $0.031, 95% of 412 of its kind cost less`."""
+        return self._said(f"reserved {amount_of(held, unit.value)}")
 
     def prospect(self, unit: Unit) -> str:
         """Say what a task that waits would hold, and why."""
         if self.basis is Basis.PROBE:
             share = f"a tenth of the smallest limit in {_WORDS[unit]}"
-            return f"would hold a probe, {share}: {_UNKNOWN}"
-        return self._said(f"would hold {amount_of(self.amount, unit.value)}")
+            return f"would reserve a probe, {share}: {_UNKNOWN}"
+        return self._said(f"would reserve {amount_of(self.amount, unit.value)}")
 
     def _said(self, held: str) -> str:
         match self.basis:
             case Basis.LEARNED if self.amount == self.claimed:
                 return f"{held}, the estimate that it came with"
             case Basis.LEARNED if self.quantile:
-                return f"{held}, {100 * self.quantile:g}% of {self.samples} like it cost less"
+                return f"{held}, {100 * self.quantile:g}% of {self.samples} of its kind cost less"
             case Basis.LEARNED:
-                like = "1 like it" if self.samples == 1 else f"{self.samples} like it"
-                return f"{held}, from the dearest of {like} so far"
+                return f"{held}, the highest cost of {self.samples} of its kind"
             case Basis.CONFIGURED:
                 return f"{held}, the estimate of its target"
             case Basis.PROBE:
                 return f"{held}, a probe: {_UNKNOWN}"
             case Basis.SILENT:
-                return "holds nothing: this kind of work never reports what it used"
+                return "reserves nothing: this kind of work never reports what it used"
             case Basis.FREE:
                 return "costs nothing by definition"
             case _:
                 return f"{held}, the estimate that it came with"
 
 
-_UNKNOWN = "nothing is known of what this kind of work costs"
+_UNKNOWN = "the cost of this kind of work is unknown"
 _WORDS = {Unit.MICRO_USD: "dollars", Unit.TOKENS: "tokens"}
 NOTHING = Estimate(basis=Basis.FREE)
 PROBE = Estimate(basis=Basis.PROBE, at_once=1)
@@ -420,14 +423,17 @@ class Estimates:
 
     def get(self, kind: Kind) -> Learned | None:
         """Return what is known of exactly this kind."""
-        return self._known.get(kind.project_id, {}).get(kind)
+        known = self._known.get(kind.project_id)
+        return None if known is None else known.get(kind)
 
     def feed(self, kind: Kind, sample: Sample) -> None:
         """Learn from an attempt that ended."""
         if not sample.says_something:
             return
         for one in sample.kinds(kind):
-            known = self._known.setdefault(one.project_id, {})
+            known = self._known.get(one.project_id)
+            if known is None:
+                known = self._known[one.project_id] = {}
             learned = known.pop(one, None)
             if learned is None:
                 learned = Learned()
@@ -574,16 +580,18 @@ class Estimates:
 
 def _says_little(sample: Sample, learned: Learned) -> bool:
     """Tell whether estimates may stay as they are: one more of many changes next to nothing."""
-    return _is_little(learned.tokens, sample.tokens, sample.held_tokens) and _is_little(
-        learned.micro_usd, sample.micro_usd, sample.held_micro_usd
-    )
-
-
-def _is_little(sketch: Sketch, used: int | None, held: int) -> bool:
-    if used is None:
-        return not sketch.silent
-    is_known = sketch.count >= MANY_SAMPLES and sketch.count % LATE_SAMPLES > 0
-    return is_known and used <= sketch.largest and not 0 < held < used
+    for sketch, used, held in (
+        (learned.tokens, sample.tokens, sample.held_tokens),
+        (learned.micro_usd, sample.micro_usd, sample.held_micro_usd),
+    ):
+        if used is None:
+            if sketch.silent:
+                return False
+            continue
+        is_known = sketch.count >= MANY_SAMPLES and sketch.count % LATE_SAMPLES > 0
+        if not is_known or used > sketch.largest or 0 < held < used:
+            return False
+    return True
 
 
 def _beside_claim(without: Estimate, said: int, least: int) -> Estimate:

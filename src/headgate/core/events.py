@@ -7,10 +7,10 @@ that only grows on its way, through all its attempts, and an event is what raise
 from __future__ import annotations
 
 from datetime import datetime
-from enum import Enum
 
 import msgspec
 
+from headgate.core.enums import FastEnum
 from headgate.core.task import TaskStatus
 
 MAX_ERROR_CHARACTERS = 500
@@ -18,7 +18,7 @@ LAST_RANK = 2**62
 """The rank of every end: a task has one."""
 
 
-class EventKind(Enum):
+class EventKind(FastEnum):
     """The names of events. `reset` is not about a task: it says that some may have been missed."""
 
     QUEUED = "task.queued"

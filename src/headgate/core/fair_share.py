@@ -300,6 +300,7 @@ class ProjectUsage:
         self._window_seconds = window_hours * SECONDS_PER_HOUR
         self._hours: dict[str, dict[int, list[int]]] = {}
         self._hour = 0
+        self._latest = 0
         self.tokens: dict[str, int] = {}
         self.started: dict[str, int] = {}
         self.completed: dict[str, int] = {}
@@ -320,7 +321,10 @@ class ProjectUsage:
         forgiven: int = 0,
     ) -> None:
         """Count something that happened now."""
-        self._add(project_id, hour_of(now), tokens, started, completed, forgiven)
+        hour = self._latest
+        if not hour <= now < hour + SECONDS_PER_HOUR:
+            hour = self._latest = hour_of(now)
+        self._add(project_id, hour, tokens, started, completed, forgiven)
 
     def roll(self, now: float) -> None:
         """Leave out what is older than the window."""

@@ -36,9 +36,11 @@ GateKind = Literal[
 ]
 
 
-ClosureCause = Literal["", "worker", "target", "provider", "operator", "settings", "budget", "rate"]
-"""Who closed a part: a worker's word, a target's or a provider's answer, somebody by hand, the
-settings, a budget without room, or a rate limit."""
+ClosureCause = Literal[
+    "", "worker", "target", "provider", "credit", "operator", "settings", "budget", "rate"
+]
+"""Who closed a part: a worker's word, a target's or a provider's answer, a provider whose credit is
+used up, somebody by hand, the settings, a budget without room, or a rate limit."""
 
 
 class GatePart(NamedTuple):
@@ -60,8 +62,8 @@ class GateClosure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     why: str = ""
     """For people."""
     cause: ClosureCause = ""
-    """Who closed it: `worker`, `target`, `provider`, `operator`, `settings`, `budget` or `rate`. It
-    changes no plan."""
+    """Who closed it: `worker`, `target`, `provider`, `credit`, `operator`, `settings`, `budget` or
+    `rate`. It changes no plan."""
     by: str = ""
     """The worker, target or scope that did."""
     task_id: str = ""
@@ -271,7 +273,10 @@ class GateTable:
         """Tell whether the gate of this key is open, or would be if anybody waited behind it."""
         if self._closures and not self._closures.keys().isdisjoint(gate_parts(key)):
             return False
-        return all(self._shut(part) is None for part in offered_parts(key))
+        for part in offered_parts(key):  # noqa: SIM110 - a generator costs more than the rest
+            if self._shut(part) is not None:
+                return False
+        return True
 
     def behind(self, part: GatePart) -> list[Gate]:
         """Return the gates that a part closes now."""

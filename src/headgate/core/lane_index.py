@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
 from operator import attrgetter
@@ -18,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from headgate.core.enums import FastEnum
 from headgate.core.gates import (
     ANY_WORKER,
     NODES,
@@ -252,7 +252,7 @@ MAX_GATES_LOOKED_AT = 64
 """How many gates of a lane are looked at for its longest wait; the first came first."""
 
 
-class LaneKind(Enum):
+class LaneKind(FastEnum):
     """What waits in a lane: tasks, calls, or calls that running tasks make.
 
     Each kind needs other permits, so that none of them stands in the way of another.
@@ -635,6 +635,10 @@ class AgentPool:
 
     def give_back(self, entry: AgentPermits) -> None:
         """Count one task less in flight."""
+        if entry.is_free and not entry.may_take_open:
+            # Nothing is ordered by it.
+            entry.inflight -= 1
+            return
         self._leave(entry)
         entry.inflight -= 1
         self._return(entry)
@@ -819,11 +823,16 @@ class OfferHeap:
 
     def peek(self) -> Lane | None:
         """Return the lane with the smallest key."""
+        first = self.first()
+        return None if first is None else first[1]
+
+    def first(self) -> tuple[LaneKey, Lane] | None:
+        """Return the lane with the smallest key, and that key."""
         while self._heap:
             offered, _, lane = self._heap[0]
             key = self._key(lane)
             if key == offered:
-                return lane
+                return offered, lane
             heappop(self._heap)
             if key is not None and key > offered:
                 heappush(self._heap, (key, next(self._offers), lane))
@@ -987,12 +996,12 @@ class BoundedWait:
 
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane that has waited too long, or the policy's choice."""
-        waiting = (lane for lane in (self._open, self._pinned.peek()) if lane is not None)
-        keys = [(key, lane) for lane in waiting if (key := self._key(lane)) is not None]
-        if keys:
-            (waiting_since, _), lane = min(keys)
-            if tick - waiting_since >= self._max_wait_ticks:
-                return lane
+        first, open_lane = self._pinned.first(), self._open
+        key = None if open_lane is None else self._key(open_lane)
+        if open_lane is not None and key is not None and (first is None or key < first[0]):
+            first = key, open_lane
+        if first is not None and tick - first[0][0] >= self._max_wait_ticks:
+            return first[1]
         return self._policy.best(tick=tick, alpha=alpha)
 
     def _remember(self, lane: Lane) -> None:
@@ -1371,7 +1380,8 @@ class LaneIndex:
         project must have nothing that waits.
         """
         agent_id, kind = call.agent_id or "", lane_kind(call)
-        self._ensure_caller(agent_id)
+        if self.callers.get(agent_id) is None:
+            self._ensure_caller(agent_id)
         pool = self.pool(agent_id, kind)
         agent = pool.get(agent_id)
         if agent is None or not agent.is_free:
@@ -1470,13 +1480,21 @@ class LaneIndex:
     def take_upstream(self, target: str) -> None:
         """Take a permit of an upstream."""
         free = self.offers.upstreams.get(target)
-        if free is not None:
+        if free is None:
+            return
+        if free > 1:
+            self.offers.upstreams[target] = free - 1
+        else:
             self.set_upstream(target, free - 1)
 
     def give_back_upstream(self, target: str) -> None:
         """Give back a permit of an upstream."""
         free = self.offers.upstreams.get(target)
-        if free is not None:
+        if free is None:
+            return
+        if free > 0:
+            self.offers.upstreams[target] = free + 1
+        else:
             self.set_upstream(target, free + 1)
 
     def _new_chooser(self) -> LaneChooser | None:

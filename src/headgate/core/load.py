@@ -319,10 +319,9 @@ class LoadRanking(Generic[Lane]):
             point.depth, point.oldest, point.tie = depth_micro, oldest_tick, tie
         self._latest_tick = max(self._latest_tick, oldest_tick)
         self._add(point)
-        if not self._is_flat:
-            if has_other_age:
-                heappush(self._by_age, (oldest_tick, self._updates, point))
-            self._trim()
+        if has_other_age and not self._is_flat:
+            heappush(self._by_age, (oldest_tick, self._updates, point))
+            self._trim_ages()
 
     def discard(self, lane: Lane) -> None:
         """Take a lane out, if it is there."""
@@ -330,7 +329,8 @@ class LoadRanking(Generic[Lane]):
         if point is not None:
             self._remove(point)
             if not self._is_flat:
-                self._trim()
+                self._trim_ages()
+                self._trim_depths()
 
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane with the highest load at this tick, None if there is no lane."""
@@ -370,10 +370,12 @@ class LoadRanking(Generic[Lane]):
                 return oldest
             heappop(ages)
 
-    def _trim(self) -> None:
-        """Make a heap anew once most of it has left."""
+    def _trim_ages(self) -> None:
+        """Make the heap anew once most of it has left."""
         if len(self._by_age) > 2 * len(self._points) + _SLACK:
             self._gather_ages()
+
+    def _trim_depths(self) -> None:
         if len(self._negated_depths) > 2 * len(self._by_depth) + _SLACK:
             self._gather_depths()
 
@@ -470,6 +472,7 @@ class LoadRanking(Generic[Lane]):
             if not self._is_flat:
                 self._enter(point)
                 heappush(self._negated_depths, -depth)
+                self._trim_depths()
         elif entry[0] > peers[-1][0]:
             peers.append(entry)
         else:
@@ -485,14 +488,14 @@ class LoadRanking(Generic[Lane]):
         if peers[0][2] is not point:
             del peers[bisect_left(peers, (point.oldest, point.tie, point))]
             return
-        if len(peers) == 1:
-            del self._by_depth[point.depth]
-        else:
-            del peers[0]
         if not self._is_flat:
             self._leave(point)
-            if peers[0][2] is not point:
-                self._enter(peers[0][2])
+        if len(peers) == 1:
+            del self._by_depth[point.depth]
+            return
+        del peers[0]
+        if not self._is_flat:
+            self._enter(peers[0][2])
 
     def _enter(self, point: _Point[Lane]) -> None:
         """Enter a point in its band: half an octave, or more where the depths are small."""

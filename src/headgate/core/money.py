@@ -113,9 +113,8 @@ def to_usd_float(micro_usd: int) -> float:
 
 def format_usd(micro_usd: int) -> str:
     """Write an amount exactly, with two to six decimals: `$32.40`, `$0.000001`, `-$1.50`."""
-    dollars, rest = divmod(abs(micro_usd), MICRO_PER_USD)
-    decimals = f"{rest:06d}".rstrip("0").ljust(2, "0")
-    return f"{'-' if micro_usd < 0 else ''}${dollars}.{decimals}"
+    plain = plain_usd(micro_usd)
+    return f"-${plain[1:]}" if micro_usd < 0 else f"${plain}"
 
 
 def amount_of(amount: int, unit: str) -> str:
@@ -125,7 +124,9 @@ def amount_of(amount: int, unit: str) -> str:
 
 def plain_usd(micro_usd: int) -> str:
     """Write an amount exactly, without the sign of the currency: `32.40`."""
-    return format_usd(micro_usd).replace("$", "")
+    dollars, rest = divmod(abs(micro_usd), MICRO_PER_USD)
+    decimals = f"{rest:06d}".rstrip("0")
+    return f"{'-' if micro_usd < 0 else ''}{dollars}.{decimals:0<2}"
 
 
 def read_usd(text: str) -> MicroUsd:

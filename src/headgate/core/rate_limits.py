@@ -123,6 +123,9 @@ class SlidingCount(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return SlidingCount(window_seconds=self.window_seconds, buckets=buckets)
 
 
+MAX_FOUND = 1_024
+"""For how many agent types, targets and slots together it is remembered which limits they have."""
+
 RateKind = Literal["agent_type", "target", "slot"]
 RateUnit = Literal["requests", "tokens"]
 
@@ -172,6 +175,7 @@ class RateTable:
 
     def __init__(self, limits: Iterable[RateLimit]) -> None:
         self._limits: dict[tuple[str, str], list[RateLimit]] = {}
+        self._found: dict[tuple[tuple[RateKind, str | None], ...], list[RateLimit]] = {}
         self._counts: dict[str, SlidingCount] = {}
         self._unkept: tuple[RateCharge, ...] = ()
         self.change(limits)
@@ -179,6 +183,7 @@ class RateTable:
     def change(self, limits: Iterable[RateLimit]) -> None:
         """Go by other limits; what was counted for a window that is still limited stays."""
         counts, self._counts, self._limits = self._counts, {}, {}
+        self._found.clear()
         for limit in limits:
             self._limits.setdefault((limit.kind, limit.name), []).append(limit)
             empty = SlidingCount(window_seconds=limit.window_seconds)
@@ -188,12 +193,18 @@ class RateTable:
         """Return every limit on these agent types, targets and slots."""
         if not self._limits:
             return []
-        return [
-            limit
-            for kind, name in names
-            if name is not None
-            for limit in self._limits.get((kind, name), ())
-        ]
+        found = self._found.get(names)
+        if found is None:
+            found = [
+                limit
+                for kind, name in names
+                if name is not None
+                for limit in self._limits.get((kind, name), ())
+            ]
+            if len(self._found) >= MAX_FOUND:
+                self._found.clear()
+            self._found[names] = found
+        return found
 
     def load(self, charges: Iterable[RateCharge]) -> None:
         """Go on from buckets that were kept; those of limits that are gone are left out."""
@@ -210,8 +221,11 @@ class RateTable:
     def reached(self, limits: Iterable[RateLimit], *, tokens: int, now: float) -> NoRoom | None:
         """Return the first limit without room for one more attempt."""
         for limit in limits:
-            amount, most = limit.amount(tokens), limit.most
-            room_at = self._counts[limit.id].room_at(amount, limit=most, now=now)
+            amount, most = 1 if limit.unit == "requests" else tokens, limit.most
+            count = self._counts[limit.id].at(now)
+            if count.counted + amount <= most:
+                continue
+            room_at = count.room_at(amount, limit=most, now=now)
             if room_at is None or room_at > now:
                 return NoRoom(limit=limit, until=room_at)
         return None

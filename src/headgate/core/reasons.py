@@ -214,7 +214,7 @@ class ClientAway(Reason, frozen=True, kw_only=True, tag="client_away"):
     @property
     def message(self) -> str:
         """One line for a person."""
-        return f"its client is away, and its place is kept until {utc_time(self.until)}"
+        return f"its client is not connected; its position is kept until {utc_time(self.until)}"
 
 
 class RateLimited(Reason, frozen=True, kw_only=True, tag="rate_limit"):
@@ -288,7 +288,7 @@ class BudgetShort(Reason, frozen=True, kw_only=True, tag="budget_short"):
     def message(self) -> str:
         """One line for a person."""
         room, needed = amount_of(self.room, self.unit), amount_of(self.requested, self.unit)
-        return f"scope {self.scope or '(root)'} has {room} left, and it needs {needed}"
+        return f"needs {needed}, but budget {self.scope or '(root)'} has {room} left"
 
     @property
     def awaited(self) -> str:

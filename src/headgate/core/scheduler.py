@@ -47,6 +47,8 @@ _RULES = {
     LanePolicy.FEWEST_IN_FLIGHT: LaneRule.FEWEST_IN_FLIGHT,
     LanePolicy.HIGHEST_LOAD: LaneRule.HIGHEST_LOAD,
 }
+_ALONE = {policy: Choice(lanes=1, rule=rule, ready=1) for policy, rule in _RULES.items()}
+_OVERDUE_ALONE = Choice(lanes=1, rule=LaneRule.LONGEST_WAIT, ready=1)
 
 
 def decide(index: LaneIndex, state: SchedulerState) -> list[AssignAction]:
@@ -199,7 +201,7 @@ def choice_of_one(
 ) -> Choice:
     """Return how the one lane was chosen in which anything was ready."""
     is_overdue = max_wait_ticks is not None and tick - waiting_since >= max_wait_ticks
-    return Choice(lanes=1, rule=LaneRule.LONGEST_WAIT if is_overdue else _RULES[policy], ready=1)
+    return _OVERDUE_ALONE if is_overdue else _ALONE[policy]
 
 
 def eligible_turns(index: LaneIndex, state: SchedulerState) -> list[Turn]:

@@ -34,7 +34,9 @@ class TaskStatus(LenientEnum):
     REJECTED = "rejected"
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Task(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """One unit of work, as much of it as a decision needs.
 
     `agent_id` None leaves the task open to any agent of the project. A lower `priority` goes

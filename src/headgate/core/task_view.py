@@ -45,8 +45,8 @@ class ClosureBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="came
     why: str = ""
     """Why it is closed, in a sentence."""
     cause: ClosureCause = ""
-    """Who closed it: a `worker`, the answer of a `target` or a `provider`, an `operator`, the
-    `settings`, a `budget` without room, or a `rate` limit."""
+    """Who closed it: a `worker`, the answer of a `target` or a `provider`, the end of the `credit`
+    there, an `operator`, the `settings`, a `budget` without room, or a `rate` limit."""
     by: str = ""
     """The worker, target or scope that closed it."""
     task_id: str = ""

@@ -1,6 +1,6 @@
 """Budgets: the tree with what is spent, held and left, how fast it goes, the journal, the limits.
 
-Below the tree is what is known of the cost of each kind of work.
+Below the tree are the known costs of each kind of work.
 
 Rule: looking needs `read` and shows what is one's own; a limit is changed as the API does it,
 beside the file, and only by whoever administers.

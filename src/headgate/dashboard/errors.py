@@ -43,7 +43,7 @@ _NOT_CONFIRMED = (
 _LATER = "; try again later"
 _DEFAULT_ADVICE = "Go back and try again."
 _CSRF_ADVICE = "Load the page that has the form again, allow cookies for this host, and send it."
-_LEDGER_AWAY = "The budget ledger cannot be asked now"
+_LEDGER_AWAY = "The budget ledger is unavailable now"
 _LEDGER_ADVICE = (
     "Until it answers, no money is granted. The service asks it again by itself; see that the"
     " server under ledger.url in the settings runs, and that this node reaches it. The log has what"

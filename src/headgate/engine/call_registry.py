@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import structlog
 
-from headgate.core.budgets.escrow import Amounts
+from headgate.core.budgets.escrow import NO_AMOUNTS, Amounts
 from headgate.core.budgets.ledger import Ledger, Refused, SettleRequest, UnheldCost, exceeded
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, charged_scopes
@@ -281,6 +281,7 @@ class LiveCall:
         "is_noted",
         "is_over",
         "number",
+        "planned",
         "rate_charges",
         "record",
         "reservation",
@@ -300,6 +301,9 @@ class LiveCall:
         self.task = task
         self.number = 0
         self.turn: asyncio.Future[Planned] = asyncio.get_running_loop().create_future()
+        self.planned: Planned | None = None
+        """What it was given its turn with, once it has it."""
+
         self.attempt: InFlightAttempt | None = None
         self.reservation: Reservation | None = None
         self.draw: Draw | None = None
@@ -439,12 +443,13 @@ class Calls:
             self._wait_for_state(call)
             return
         state.choose_key = self.choose_key
-        record, now = call.waiting_record(), self._now()
-        planned = state.start_call(record, call.hold, now) if self._may_grant() else None
-        if planned is not None:
-            self.grant((planned,))
-            return
-        state.observe_call(record, call.hold, now)
+        now = self._now()
+        if self._may_grant():
+            planned = state.start_call(call.task, call.hold, now, attempt=call.number)
+            if planned is not None:
+                self._give_turn(call, planned, state)
+                return
+        state.observe_call(call.waiting_record(), call.hold, now)
         self.plan(state)
 
     def _wait_for_state(self, call: LiveCall) -> None:
@@ -473,14 +478,18 @@ class Calls:
                 if state is not None:
                     state.withdraw_call(one.task.id, self._now())
                 continue
-            call.number = one.attempt
-            call.attempt = None if state is None else state.in_flight.calls.get(call.id)
-            call.turn.set_result(one)
+            self._give_turn(call, one, state)
+
+    def _give_turn(self, call: LiveCall, planned: Planned, state: DispatchState | None) -> None:
+        call.number = planned.attempt
+        call.attempt = None if state is None else state.in_flight.calls.get(call.id)
+        call.planned = planned
+        call.turn.set_result(planned)
 
     def admit_at_once(self, call: LiveCall) -> Grant | None:
         """Hold the money of a call that has its turn, if a slice has it; None if `admit` has to."""
-        planned = call.turn.result()
-        if call.task.parent_id is not None:
+        planned = call.planned
+        if planned is None or call.task.parent_id is not None:
             return None
         if call.task.is_free or call.draw is not None or self._draw(call, planned) is not None:
             return self._started(call, planned)
@@ -619,6 +628,7 @@ class Calls:
         """Let a call wait for the budget that refused it, or refuse it for good."""
         call.reserved_name = ""
         call.turn = asyncio.get_running_loop().create_future()
+        call.planned = None
         call.attempt = None
         call.number = planned.attempt - 1
         state = self._state()
@@ -697,6 +707,7 @@ class Calls:
             provider=route.target if route.has_slots else None,
         )
         call.turn = asyncio.get_running_loop().create_future()
+        call.planned = None
         call.attempt = None
         call.change(
             state=CallState.WAITING,
@@ -765,10 +776,10 @@ class Calls:
         held = call.held
         has_freed = (end.tokens or 0) < held.tokens or (end.micro_usd or 0) < held.micro_usd
         tokens = end.tokens or 0
-        settle, of_task, over = None, None, Amounts()
+        settle, of_task, over = None, None, NO_AMOUNTS
         if charged and call.task_draw is not None:
             settle, of_task, over = self._settlement_of_task(call, call.task_draw, end)
-        elif charged and not end.reservation_id:
+        elif charged and call.reserved_name and not end.reservation_id:
             settle = self._settlement(call, end)
         self._leave(call)
         if call.record.started_at is None or end.state is CallState.REFUSED:
@@ -838,9 +849,7 @@ class Calls:
             self._keep(changed)
             self._settled()
 
-    def _settlement(self, call: LiveCall, end: CallEnd) -> SettleRequest | None:
-        if not call.reserved_name:
-            return None
+    def _settlement(self, call: LiveCall, end: CallEnd) -> SettleRequest:
         return SettleRequest(
             reservation_id=call.reserved_name,
             call=Call.COMMIT,
@@ -918,7 +927,8 @@ class Calls:
             is_done=end.state is CallState.DONE,
             has_freed=has_freed,
         )
-        self.plan(state)
+        if state.waiting_calls:
+            self.plan(state)
 
     def _withdraw(self, call: LiveCall) -> None:
         """Have the dispatch state forget a call as if it had not come; it may come again."""
@@ -1181,15 +1191,15 @@ class Calls:
             return True
         return any(state.closures.is_closed(part) for part in parts)
 
-    def why_unusable(self, route: Route, project_id: str) -> str:
-        """Return why no slot of a route can come back by itself; "" if one can."""
+    def unusable(self, route: Route, project_id: str) -> list[GateClosure]:
+        """Return what closes the keys of a route, if none of them can come back by itself."""
         state = self._state()
-        if state is None or not route.has_slots:
-            return ""
-        found = state.slots.unusable(route.target, project_id)
-        return ", ".join(
-            f"slot {one.name} ({one.closure.why})" for one in found if one.closure is not None
-        )
+        if state is None:
+            return []
+        if route.has_slots:
+            return state.slots.unusable(route.target, project_id)
+        closure = state.closures.timed.get(GatePart("target", route.target))
+        return [closure] if closure is not None and closure.cause == "credit" else []
 
     # What people ask.
 

@@ -439,7 +439,7 @@ class Dispatcher:
         except StoreUnavailableError as error:
             # Whether the step was applied is not known; the store is asked for everything again.
             if self.problem != str(error):
-                log.warning("the store cannot be asked", problem=str(error))
+                log.warning("the store is unavailable", problem=str(error))
             self.problem = str(error)
             self._start_anew()
             await asyncio.sleep(RETRY_SECONDS)

@@ -603,6 +603,8 @@ class Engine:
             was_closed = was_closed or part in state.closures.timed
             state.open(part)
             self.dispatcher.observe(())
+        if self.calls is not None:
+            self.calls.open(part)
         self.dispatcher.refresh()
         return was_closed
 

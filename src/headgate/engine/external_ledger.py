@@ -182,7 +182,7 @@ class WatchedLedger:
         except StoreError as error:
             self.problem = str(error) or self.problem
         if self.problem and not before:
-            log.warning("the ledger cannot be asked", problem=self.problem)
+            log.warning("the ledger is unavailable", problem=self.problem)
 
     async def open(self) -> None:
         """Connect, and bring the schema up to date."""
@@ -239,7 +239,7 @@ class WatchedLedger:
         try:
             result = await call
         except LedgerUnavailableError as error:
-            self.problem = str(error) or "the ledger cannot be asked"
+            self.problem = str(error) or "the ledger is unavailable"
             raise
         self.problem = ""
         return result

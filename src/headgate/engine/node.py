@@ -203,7 +203,7 @@ class NodeLife:
             self._failure = ""
         except StoreUnavailableError as error:
             if self._failure != str(error):
-                log.warning("the store cannot be asked", problem=str(error))
+                log.warning("the store is unavailable", problem=str(error))
             self._failure = str(error)
             await asyncio.sleep(RETRY_SECONDS)
         finally:

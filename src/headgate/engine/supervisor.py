@@ -169,8 +169,8 @@ class Supervisor:
 # which part fails, in words of our own.
 
 OK = "ok"
-STORE_FAILS = "the store cannot be asked; the log of this node says why"
-LEDGER_FAILS = "the ledger cannot be asked; the log of this node says why"
+STORE_FAILS = "the store is unavailable; the log of this node says why"
+LEDGER_FAILS = "the ledger is unavailable; the log of this node says why"
 IS_LOADING = "the tasks are still being read"
 DISPATCHER_FAILS = "it failed and is started again; the log of this node says why"
 NO_DESCRIPTORS = (

@@ -8,7 +8,6 @@ secret is taken out, the rest is one line of bounded length, and all of it is ke
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Protocol
 
 from headgate.core.events import EventKind
@@ -39,8 +38,10 @@ class TaskLog:
 
     def __call__(self, happening: Happening, record: TaskRecord) -> None:
         """Write the line of an event."""
-        with suppress(OSError, ValueError):
+        try:
             _WRITERS[happening.kind](self._log, _facts(happening), happening, record)
+        except (OSError, ValueError):
+            return
 
 
 def _submitted(log: TaskLogger, facts: Facts, _: Happening, __: TaskRecord) -> None:

@@ -385,7 +385,7 @@ class EndpointResolver:
             problem = f"the answer has nothing at {self._pointer!r}"
             raise ResolveError(problem) from None
         if isinstance(found, bool) or not isinstance(found, str | int) or found == "":
-            problem = f"what is at {self._pointer!r} is neither a text nor a whole number"
+            problem = f"what is at {self._pointer!r} is neither a string nor a whole number"
             raise ResolveError(problem)
         return str(found)
 

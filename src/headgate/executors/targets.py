@@ -33,13 +33,13 @@ class Resolver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Where an endpoint is looked up. The answer replaces `{resolved}` in the target's `url`."""
 
     url: Text
-    """The address that is asked, with the same placeholders as the target's own."""
+    """The address of the resolver, with the same placeholders as the `url` of the target."""
     pointer: str = ""
-    """Where the endpoint is in the JSON answer (RFC 6901). Empty is all of it."""
+    """The JSON pointer (RFC 6901) to the endpoint in the answer. Empty means the whole answer."""
     headers: dict[str, str] = {}
-    """Headers of that request."""
+    """Headers of the request to the resolver."""
     timeout_seconds: Seconds = 10.0
-    """How long the answer may take."""
+    """How long the resolver may take to answer."""
 
 
 class AnyTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,38 +51,40 @@ class AnyTarget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     slot: str | None = None
-    """The provider key that its tasks use. A rate limit of the provider pauses all targets of the
-    slot."""
+    """The slot whose provider key the target's tasks use. A rate limit of the provider pauses all
+    targets of the slot."""
     provider: str | None = None
-    """In place of a slot: each attempt gets the slot of this provider with the most room."""
+    """Instead of `slot`: each attempt gets the slot of this provider with the most quota left."""
     book_failures: bool | None = None
-    """Whether a failure that reports no usage books its estimate. The default is yes, except for a
-    5xx of a model API."""
+    """Whether Headgate books the estimate for a failed attempt that reports no usage. The default
+    is yes, except for a 5xx of a model API."""
     trusts_cost: bool = False
-    """Whether anybody who submits a task may state its cost (`costUsd`). Otherwise only a token
-    with `admin` may; from others it is an estimate."""
+    """Whether every token that may submit a task may state the task's cost (`costUsd`). With
+    `false` only a token with `admin` may, and a cost from any other token counts as an estimate."""
     estimate_usd: Dollars | None = None
     """Dollars reserved for a task without an estimate, until the cost of its kind of work is known.
     """
     estimate_tokens: TokenCount | None = None
-    """The same in tokens."""
+    """Tokens reserved for a task without an estimate, until the cost of its kind of work is known.
+    """
     gateway: bool | None = None
-    """Whether its tasks get an address and a token of the gateway. The default is yes for `command`
-    and no for the others."""
+    """Whether the target's tasks get an address and a token of the gateway. The default is yes for
+    `command` and no for other kinds."""
     default: bool = False
-    """Whether tasks that name no target go here. At most one target may say so."""
+    """Whether tasks that name no target go to this target. At most one target may be the default.
+    """
     status: Standing = Standing.ACTIVE
-    """A `paused` target starts nothing. A `draining` one finishes what it has and takes no new
-    tasks."""
+    """A `paused` target starts nothing. A `draining` target finishes its tasks and accepts no new
+    ones."""
 
 
 class HttpTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="http"):
     """An HTTP endpoint."""
 
     url: Text = "{resolved}"
-    """Where the task is sent. `{tabId}`, `{agentId}`, `{projectId}`, `{taskId}`, `{action}` and
-    `{params.name}` are filled from the task, `{env.NAME}` from the environment, `{resolved}` by the
-    resolver."""
+    """The address to which the task is sent. `{tabId}`, `{agentId}`, `{projectId}`, `{taskId}`,
+    `{action}` and `{params.name}` are filled from the task, `{env.NAME}` from the environment,
+    `{resolved}` by the resolver."""
     method: Literal["POST", "PUT", "PATCH"] = "POST"
     """The HTTP method."""
     headers: dict[str, str] = {}
@@ -90,11 +92,11 @@ class HttpTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="ht
     body: Literal["action", "input"] = "action"
     """Whether the endpoint gets the action with its parameters, or only the task's input."""
     resolver: Resolver | None = None
-    """Where the endpoint is looked up."""
+    """A request that looks up the endpoint before each attempt."""
     proxy: Text | None = None
-    """The proxy to go through."""
+    """The proxy for the requests of this target."""
     connect_timeout_seconds: Seconds = 10.0
-    """How long a connection may take."""
+    """How long it may take to open a connection."""
     max_connections: Count = 100
     """How many connections are open at once."""
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
@@ -109,17 +111,17 @@ class CommandTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag=
     env: dict[str, str] = {}
     """Variables of the child; `{env.NAME}` is filled from the service's environment."""
     pass_env: tuple[str, ...] = ()
-    """Names of variables that the child gets as the service has them."""
+    """Names of variables that the child gets from the service's environment."""
     cwd: Text | None = None
-    """The directory it runs in. With `run_as` the default is the home of that user."""
+    """The working directory of the command. With `run_as` the default is the home of that user."""
     run_as: Text | None = None
-    """The user it runs as, in place of the service's own."""
+    """The user that runs the command, instead of the service's own user."""
     no_new_privileges: bool = True
-    """Whether it is kept from gaining privileges by programs such as `sudo`."""
+    """Whether the command is kept from gaining privileges through programs such as `sudo`."""
     max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
-    """How much of each output is kept."""
+    """How much of standard output, and of standard error, is kept."""
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
-    """How long it has between being asked to end and being killed."""
+    """How long after SIGTERM Headgate kills the process."""
 
 
 class CallableTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="callable"):
@@ -128,9 +130,9 @@ class CallableTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag
     entry_point: Text
     """The function, as `package.module:function`."""
     threads: Count = 16
-    """How many calls of a plain function run at once. Coroutines need none."""
+    """How many calls of a plain function run at once. A coroutine needs no thread."""
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
-    """The largest result."""
+    """The largest result that is stored."""
 
 
 class PullTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="pull"):
@@ -158,9 +160,9 @@ class RayTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="ray
     env: dict[str, str] = {}
     """Variables of the task; `{env.NAME}` is filled from the service's environment."""
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
-    """How long it has between being asked to end and being killed."""
+    """How long after the request to stop Ray ends the process."""
     max_result_bytes: ResultBytes = MAX_RESULT_BYTES
-    """The largest result."""
+    """The largest result that is stored."""
 
 
 class GatewayTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag="gateway"):

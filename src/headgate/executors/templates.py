@@ -432,5 +432,5 @@ def _param(name: str, order: WorkOrder) -> str | None:
         return "true" if found else "false"
     if isinstance(found, int | float):
         return str(found)
-    problem = f"params.{name} must be a text or a number to be part of a URL"
+    problem = f"params.{name} must be a string or a number to be part of a URL"
     raise UnfilledError(problem)

@@ -164,6 +164,11 @@ class UpstreamResponse:
                 await self._connection.wait(self._pool.read_seconds)
         return piece
 
+    def read_whole(self, most: int) -> bytes | None:
+        """Return the whole body, as most answers come; None if it is to be awaited."""
+        is_here = self.is_complete and self._error is None
+        return self.read_nowait() if is_here and 0 < self._unread_bytes <= most else None
+
     async def read_all(self, most: int) -> bytes:
         """Return the whole body, or raise `AnswerTooLargeError` as soon as it is above `most`."""
         pieces = []
@@ -601,14 +606,23 @@ class UpstreamPool:
         return len(self._idle)
 
     async def send(
-        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes
+        self,
+        method: str,
+        path: str,
+        headers: Sequence[tuple[bytes, bytes]],
+        body: bytes,
+        *,
+        lines: bytes = b"",
     ) -> UpstreamResponse:
         """Send a request, and return when the head of its answer has arrived.
 
         `path`, which may have a query, is appended to the path of the base URL. Headers that
-        belong to a connection are made here; those among `headers` are passed over.
+        belong to a connection are made here; those among `headers` are passed over. `lines` are
+        further headers, which were made by `header_lines`.
         """
-        head = self._head(method, path, headers, len(body))
+        if headers:
+            lines += header_lines(headers)
+        head = self._head(method, path, lines, len(body))
         is_head_request = method == "HEAD"
         idle = self._take_idle()
         if idle is not None:
@@ -635,28 +649,12 @@ class UpstreamPool:
         # The loop ends them when it has its next turn.
         await asyncio.sleep(0)
 
-    def _head(
-        self, method: str, path: str, headers: Sequence[tuple[bytes, bytes]], size: int
-    ) -> bytes:
+    def _head(self, method: str, path: str, lines: bytes, size: int) -> bytes:
         is_short = len(path) <= _LONGEST_CACHED_PATH
         line = (_request_line if is_short else _new_request_line)(method, self._path, path)
-        parts = [line, self._host_header]
-        breaks = 3
-        for name, value in headers:
-            start = _line_start(name) if len(name) <= _LONGEST_CACHED_NAME else _checked(name)
-            if start:
-                parts.append(start)
-                parts.append(value)
-                breaks += 1
         if size or method not in _BODILESS_METHODS:
-            parts.append(b"\r\ncontent-length: %d" % size)
-            breaks += 1
-        parts.append(b"\r\n\r\n")
-        head = b"".join(parts)
-        # One look at all of it is faster than one at each value.
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
-            raise InvalidFieldError("headers", "a value has a line break or a zero byte")
-        return head
+            return b"%b%b%b\r\ncontent-length: %d\r\n\r\n" % (line, self._host_header, lines, size)
+        return b"%b%b%b\r\n\r\n" % (line, self._host_header, lines)
 
     def _take_idle(self) -> _Connection | None:
         idle = self._idle
@@ -761,6 +759,22 @@ def _new_request_line(method: str, base: bytes, path: str) -> bytes:
 
 
 _request_line = lru_cache(maxsize=512)(_new_request_line)
+
+
+def header_lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """Return headers as they are sent, without those that are made for each request."""
+    parts = []
+    for name, value in headers:
+        start = _line_start(name) if len(name) <= _LONGEST_CACHED_NAME else _checked(name)
+        if start:
+            parts.append(start)
+            parts.append(value)
+    lines = b"".join(parts)
+    breaks = len(parts) // 2
+    # One look at all of it is faster than one at each value.
+    if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks or b"\0" in lines:
+        raise InvalidFieldError("headers", "a value has a line break or a zero byte")
+    return lines
 
 
 @lru_cache(maxsize=512)

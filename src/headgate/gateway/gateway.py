@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path as FilePath
 from time import perf_counter
 from typing import Any, NamedTuple, NoReturn, TypedDict, cast
 from urllib.parse import unquote, urlsplit
@@ -33,6 +34,7 @@ import msgspec
 import structlog
 
 from headgate.api.api import Api, Route
+from headgate.api.auth import Admission
 from headgate.api.budgets import check_own_scopes
 from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, api_error_of
@@ -66,10 +68,16 @@ from headgate.engine.call_registry import (
 from headgate.engine.call_registry import Route as CallRoute
 from headgate.engine.task_calls import Offer, TaskAttempt
 from headgate.errors import CallerError, HeadgateError, NotDispatchingError, StoreError
+from headgate.executors.executor import shortened
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
-from headgate.gateway.connection_pool import NotSentError, UpstreamError, UpstreamResponse
+from headgate.gateway.connection_pool import (
+    NotSentError,
+    UpstreamError,
+    UpstreamResponse,
+    header_lines,
+)
 from headgate.gateway.identity import (
     ClientKeys,
     Identities,
@@ -131,7 +139,6 @@ from headgate.providers import requests
 from headgate.providers.call_estimates import (
     SHORT_TOKENS,
     CallEstimates,
-    measured_chars,
     strict_bound,
 )
 from headgate.providers.content_coding import (
@@ -146,7 +153,14 @@ from headgate.providers.prices import (
     nearest_model,
     price_advice,
 )
-from headgate.providers.provider import KEY_STATUSES, refuses_key
+from headgate.providers.provider import (
+    KEY_STATUSES,
+    Shortage,
+    error_in,
+    refuses_key,
+    shortage_of,
+    told_to_others,
+)
 from headgate.providers.requests import (
     MAX_VALUES,
     ModelCall,
@@ -196,6 +210,9 @@ OTHER = "other"
 """The protocol of a request that is passed on as it came."""
 
 MAX_CALLS = 10_000
+SPILL_AGAIN_SECONDS = 2.0
+"""After so long it is seen again whether a body has room on the disk that had none."""
+
 SPILL_SHARE = 16
 """When bodies have one part in so many of the memory that is for them, none waits in it."""
 
@@ -323,9 +340,14 @@ class Client:
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
+    def body_at_once(self) -> bytes | None:
+        """Return what the client has sent, if it is here; it is not kept here."""
+        body, self._body = self._body, None
+        return self.request.body_at_once() if body is None else body
+
     async def whole_body(self) -> bytes:
         """Return what the client has sent; it is not kept here."""
-        body, self._body = self._body, None
+        body = self.body_at_once()
         return await self.request.whole_body() if body is None else body
 
     def read_again(self, body: bytes) -> None:
@@ -364,6 +386,10 @@ class Client:
         self.has_head = True
         length = (b"content-length", b"%d" % len(body))
         named = [(b"x-request-id", self.request.request_id), length, *headers]
+        answer = self.request.answer
+        if answer is not None:
+            answer(status, named, body)
+            return
         await self._send({"type": "http.response.start", "status": status, "headers": named})
         await self._send({"type": "http.response.body", "body": body})
 
@@ -376,6 +402,7 @@ class Sender(NamedTuple):
     caller: Caller
     headers: RequestHeaders
     holder: Holder
+    reserve: Reserve
     task: TaskAttempt | None = None
     """The running task that makes the call."""
 
@@ -399,23 +426,23 @@ class Sender(NamedTuple):
         return f"token:{caller.token_id}"
 
 
-class ReadBody(NamedTuple):
-    """What was read of the body of a call."""
+class KnownSender(NamedTuple):
+    """Who sends requests with one head, as long as the settings and the admission hold."""
 
-    hash: hashlib._Hash
-    call: ModelCall
+    settings: Settings
+    admission: Admission
+    identity: Identity
+    keys: ClientKeys
+    headers: RequestHeaders
+    reserve: Reserve
 
 
-def _read_body(protocol: Protocol, body: bytes) -> ReadBody:
-    return ReadBody(hashlib.sha256(body), read_call(protocol.path, body))
-
-
-def _read_large(protocol: Protocol, body: bytes) -> ReadBody:
+def _read_large(protocol: Protocol, body: bytes) -> tuple[ModelCall, RequestBody]:
     """Read a body; refuse one of so many values that to decode it would stop everybody."""
     if has_too_many_values(body):
         line = f"the body has more than {MAX_VALUES:,} values"
         raise _Refusal(Failure.TOO_LARGE, line)
-    return _read_body(protocol, body)
+    return read_call(protocol.path, body), RequestBody(body, hashlib.sha256(body))
 
 
 class Asked:
@@ -426,7 +453,6 @@ class Asked:
         "added_seconds",
         "began_at",
         "body",
-        "body_hash",
         "cache_seconds",
         "call",
         "client",
@@ -450,7 +476,12 @@ class Asked:
     )
 
     def __init__(
-        self, client: Client, sender: Sender, protocol: Protocol, body: bytes, read: ReadBody
+        self,
+        client: Client,
+        sender: Sender,
+        protocol: Protocol,
+        call: ModelCall,
+        body: RequestBody,
     ) -> None:
         self.began_at = perf_counter()
         self.waited_seconds = self.added_seconds = 0.0
@@ -464,13 +495,12 @@ class Asked:
         self.protocol = protocol
         self.method = "POST"
         self.path = ""
-        self.name = protocol.value
+        self.name = protocol._value_
         self.is_free = not protocol.is_model_call
-        self.body = RequestBody(body)
-        self.body_hash = read.hash
-        self.call = read.call
+        self.body = body
+        self.call = call
         self.session = session_of(
-            sender.headers, cache_key=self.call.cache_key, prefix_hash=self.call.prefix_hash
+            sender.headers, cache_key=call.cache_key, prefix_hash=call.prefix_hash
         )
         self.members: list[tuple[Upstream, str]] = []
         self.failed: set[tuple[str, str, str | None]] = set()
@@ -482,7 +512,7 @@ class Asked:
         self.max_tokens: int | None = None
         """What the length of its answer was lowered to."""
 
-        self.reserve = Reserve.EXPECTED
+        self.reserve = sender.reserve
         self.is_large = False
         """Whether it takes longer to read its body than others should wait."""
 
@@ -511,11 +541,11 @@ def reached_at(address: str) -> str:
     return f"{parts.scheme}://127.0.0.1:{parts.port}"
 
 
-def call_headers(live: LiveCall, now: float) -> list[tuple[bytes, bytes]]:
+def call_headers(live: LiveCall, now: Callable[[], float]) -> list[tuple[bytes, bytes]]:
     """Return which call an answer is of, and for how long it has waited; one that waits, so far."""
     record = live.record
     until = None if record.state is CallState.WAITING else record.started_at or record.ended_at
-    waited = (until or now) - record.created_at
+    waited = (until or now()) - record.created_at
     return [
         (b"x-headgate-call-id", record.id.encode()),
         (b"x-headgate-waited-ms", b"%d" % round(1_000 * max(0.0, waited))),
@@ -569,8 +599,12 @@ class Gateway:
         settings: Settings,
         *,
         observe_slot: ObserveSlot,
+        folder: FilePath,
     ) -> None:
         self._api = api
+        self._folder = folder
+        """Where the bodies of calls lie that wait."""
+
         self._calls = calls
         self._upstreams = upstreams
         self._prices = api.prices
@@ -676,8 +710,11 @@ class Gateway:
         client = Client(request, send, slow_seconds=self.patience.slow_seconds)
         protocol: Protocol | None = None
         try:
-            path = split_prefix(request.raw_path())
-            protocol = protocol_of(path.rest)
+            asked_for = request.kept.get(_PATH)
+            if asked_for is None:
+                path = split_prefix(request.raw_path())
+                asked_for = request.kept[_PATH] = (path, protocol_of(path.rest))
+            path, protocol = asked_for
             await self._serve(client, path, protocol)
         except ClientGoneError:
             return
@@ -717,7 +754,7 @@ class Gateway:
         )
         headers = [_JSON, *answer.headers, *refusal.headers]
         if client.live is not None:
-            headers += call_headers(client.live, self._api.engine.now())
+            headers += call_headers(client.live, self._api.engine.now)
         await client.whole(answer.status, headers, answer.body)
 
     async def _serve(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
@@ -777,7 +814,7 @@ class Gateway:
         request, path = client.request, prefixed.rest
         if self._recalled != self._api.engine.dispatcher.leads_since:
             await self._recall()
-        who = await self._sender(request, prefixed)
+        who = self._known_sender(request) or await self._sender(request, prefixed)
         if protocol is not None and request.method == "POST":
             await self._model_call(client, who, protocol)
         elif path.rstrip("/") == "/v1/models" and request.method == "GET":
@@ -1005,18 +1042,20 @@ class Gateway:
         """Return who makes a call; a token is asked for where the rest of the API asks for one."""
         headers = RequestHeaders(request.all_headers())
         keys = keys_of(headers)
+        if keys.token.startswith(TASK_TOKEN_PREFIX):
+            return await self._sending_task(request, path, headers, keys)
         shown = f"Bearer {keys.token}".encode() if keys.token else b""
         is_shown = headers.raw(b"authorization") == shown
         asked = request if is_shown else request.with_authorization(shown)
         auth = self._api.auth
-        if keys.token.startswith(TASK_TOKEN_PREFIX):
-            return await self._sending_task(request, path, headers, keys)
         if not keys.token and auth.rules.needs_token:
             line = "send a token of Headgate as the API key: hg_…"
             raise _Refusal(Failure.UNAUTHORIZED, line)
+        settings = self._settings
         caller = auth.authenticate(asked, "submit")
         if caller is None:
             caller = await auth.look_up(asked, "submit")
+        admission = auth.admission(asked, caller)
         request.identify(caller)
         who = self._identities.get(
             path,
@@ -1025,12 +1064,28 @@ class Gateway:
             knows_project=self._api.submission_parser.knows_project,
             project_names=self._api.submission_parser.project_names,
         )
+        if not self._passes_keys:
+            keys = ClientKeys(token=keys.token)
+        reserve = self._reserve_mode(who)
         if not caller.is_trusted and len(who.scopes) > 1:
             # The first one is that of the project, which is configured.
             await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
-        if not self._passes_keys:
-            keys = ClientKeys(token=keys.token)
-        return Sender(who, keys, caller, headers, request.holder)
+        else:
+            request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
+        return Sender(who, keys, caller, headers, request.holder, reserve)
+
+    def _known_sender(self, request: Request) -> Sender | None:
+        """Return who makes a call by the same head as one before, if that still holds."""
+        known: KnownSender | None = request.kept.get(_SENDER)
+        if known is None or known.settings is not self._settings:
+            return None
+        if not self._api.auth.still_holds(known.admission):
+            return None
+        caller = known.admission.caller
+        request.identify(caller)
+        seat = request.seat
+        holder = request.holder if seat is None else seat.holder
+        return Sender(known.identity, known.keys, caller, known.headers, holder, known.reserve)
 
     async def _sending_task(
         self, request: Request, path: Path, headers: RequestHeaders, keys: ClientKeys
@@ -1054,7 +1109,8 @@ class Gateway:
         who = msgspec.structs.replace(who, scopes=task.scopes, priority=task.priority)
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
-        return Sender(who, keys, caller, headers, request.holder, attempt)
+        reserve = self._reserve_mode(who)
+        return Sender(who, keys, caller, headers, request.holder, reserve, attempt)
 
     def offer_to_tasks(self, target: str) -> Offer | None:
         """Return what tasks of a target are handed: the address here, and whose protocols."""
@@ -1113,24 +1169,25 @@ class Gateway:
         if asked.call.previous_id:
             for member, _ in asked.members:
                 await self._check_stored(sender, member, asked.call.previous_id)
-        asked.reserve = self._reserve_mode(asked.who)
         if not self._are_priced(asked):
             await self._check_prices(asked)
         if asked.call.is_background:
             await self._check_background(asked)
-        self._check_bounds(asked)
+        if asked.reserve is Reserve.STRICT and not asked.is_free:
+            self._check_bounds(asked)
         await self._in_turn(asked)
 
     async def _asked(self, client: Client, sender: Sender, protocol: Protocol) -> Asked:
         """Read a call; a large body is read while others go on."""
-        body = await client.whole_body()
-        is_large = _is_large(body)
-        if is_large:
-            read = await asyncio.to_thread(_read_large, protocol, body)
-        else:
-            read = _read_body(protocol, body)
-        asked = Asked(client, sender, protocol, body, read)
-        asked.is_large = is_large
+        body = client.body_at_once()
+        if body is None:
+            body = await client.whole_body()
+        if not _is_large(body):
+            call = read_call(protocol.path, body)
+            return Asked(client, sender, protocol, call, RequestBody(body))
+        call, kept = await asyncio.to_thread(_read_large, protocol, body)
+        asked = Asked(client, sender, protocol, call, kept)
+        asked.is_large = True
         return asked
 
     async def _in_turn(self, asked: Asked) -> None:
@@ -1170,7 +1227,10 @@ class Gateway:
         """Tell whether wherever a call may go its model has a price, or it needs none."""
         if asked.is_free or asked.name == OTHER:
             return True
-        return all(self._prices.is_known(name) for _, name in asked.members)
+        for _, name in asked.members:  # noqa: SIM110 - a generator costs more than the rest
+            if not self._prices.is_known(name):
+                return False
+        return True
 
     async def _check_prices(self, asked: Asked) -> None:
         """Refuse a model that nobody knows the price of, where dollars are limited."""
@@ -1207,8 +1267,6 @@ class Gateway:
 
     def _check_bounds(self, asked: Asked) -> None:
         """Leave out the members that a strict call cannot be bounded at; one has to be left."""
-        if asked.reserve is not Reserve.STRICT or asked.is_free:
-            return
         bounded = []
         problem: CallerError | None = None
         for upstream, name in asked.members:
@@ -1241,7 +1299,8 @@ class Gateway:
         self._upstreams.call_begins(asked.sender.tenant)
         draft = self._draft(asked)
         # It may have its turn at once, and its key by its session.
-        self.sessions.enter(draft.record.id, asked.session)
+        if asked.session:
+            self.sessions.enter(draft.record.id, asked.session)
         self._remaining.look(asked.who.scopes)
         try:
             live = asked.live = asked.client.live = self._calls.enter(draft)
@@ -1316,13 +1375,13 @@ class Gateway:
         hold = self._hold(asked, name)
         # Where no place is kept nobody can come back to one.
         identity = _identity(asked) if self._calls.has_places else ""
-        place = asked.client.place or Place("", now)
-        if kept_id := self._calls.kept_id(identity):
-            place = place._replace(call_id=kept_id)
-        elif not place.call_id or self._calls.get(place.call_id) is not None:
-            place = place._replace(call_id=self._calls.new_call_id())
+        place = asked.client.place
+        created_at = now if place is None else place.created_at
+        call_id = self._calls.kept_id(identity) if identity else None
+        if call_id is None and place is not None and self._calls.get(place.call_id) is None:
+            call_id = place.call_id
         record = CallRecord(
-            id=place.call_id,
+            id=call_id or self._calls.new_call_id(),
             project_id=who.project_id,
             agent_id=who.agent_id,
             model=call.model,
@@ -1336,7 +1395,7 @@ class Gateway:
             session=asked.session,
             token_id="" if task is not None else asked.sender.caller.token_id,
             task_id=None if task is None else task.task.id,
-            created_at=place.created_at,
+            created_at=created_at,
         )
         tokens = hold.tokens.amount or self._estimates.input_tokens(call, name, who.project_id)
         return CallDraft(
@@ -1364,7 +1423,7 @@ class Gateway:
 
     async def _until_answered(self, asked: Asked, live: LiveCall) -> None:
         while True:
-            grant = await self._granted(asked, live)
+            grant = self._calls.admit_at_once(live) or await self._granted(asked, live)
             if asked.client.has_gone:
                 raise _ClientLeft
             upstream = self._check_upstream(live)
@@ -1435,13 +1494,16 @@ class Gateway:
                     raise _stopping()
                 if now() >= ends_at:
                     raise self._waited_too_long(asked, live)
-                if now() >= spills_at and asked.body.may_spill and await asked.body.spill():
-                    client.request.let_go_of_body()
+                if now() >= spills_at and asked.body.may_spill:
+                    room, holder = self._api.shares.spilled, asked.sender.holder
+                    if await asked.body.spill(room, holder, self._folder):
+                        client.request.let_go_of_body()
+                    spills_at = now() + SPILL_AGAIN_SECONDS
                 if now() >= beats_at:
                     if not asked.holds_stream:
                         raise _Refusal(
                             Failure.TRY_AGAIN,
-                            f"the call waits, and its place is kept: {self._why(asked, live)}",
+                            f"the call waits, and its position is kept: {self._why(asked, live)}",
                             retry_after_seconds=RETRY_AFTER_SECONDS,
                         )
                     await self._keep_alive(asked, live)
@@ -1461,12 +1523,22 @@ class Gateway:
     def _check_keys(self, asked: Asked) -> None:
         """Refuse a call for which no key can come back by itself, wherever it may go."""
         lines: dict[str, str] = {}
+        failure = Failure.UNAUTHORIZED
         for upstream, name in asked.members:
-            why = self._calls.why_unusable(self._route(asked, upstream, name), asked.who.project_id)
-            if not why:
+            route = self._route(asked, upstream, name)
+            closures = self._calls.unusable(route, asked.who.project_id)
+            if not closures:
                 return
-            lines[upstream.name] = f"upstream '{upstream.name}' has no key that works: {why}"
-        raise _Refusal(Failure.UNAUTHORIZED, "; ".join(lines.values()))
+            whys = [
+                f"slot {one.name} ({one.why})" if one.kind == "slot" else one.why
+                for one in closures
+            ]
+            lines[upstream.name] = (
+                f"upstream '{upstream.name}' has no key that works: {', '.join(whys)}"
+            )
+            if any(one.cause == "credit" for one in closures):
+                failure = Failure.REFUSED
+        raise _Refusal(failure, "; ".join(lines.values()))
 
     def _waited_too_long(self, asked: Asked, live: LiveCall) -> _Refusal:
         seconds = self.settings.max_wait_seconds
@@ -1567,18 +1639,24 @@ class Gateway:
         if credentials is None:
             raise self._no_key(upstream, grant.slot)
         is_own_key = grant.slot is not None and not upstream.settings.slots
-        headers = upstream_headers(asked.client.request.all_headers(), is_own_key=is_own_key)
-        headers += [credentials.header, *upstream.headers]
+        lines = _sent_lines(asked.client.request, is_own_key=is_own_key)
+        if credentials is upstream.own:
+            upstream.own_lines = upstream.own_lines or header_lines(
+                (credentials.header, *upstream.headers)
+            )
+            lines += upstream.own_lines
+        else:
+            lines += header_lines((credentials.header, *upstream.headers))
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
-        body = await asked.body.read()
+        body = asked.body.at_once or await asked.body.read()
         if asked.is_large:
             body = await asyncio.to_thread(self._body, asked, live, body)
         else:
             body = self._body(asked, live, body)
         try:
-            response = await upstream.pool.send(asked.method, asked.path, headers, body)
+            response = await upstream.pool.send(asked.method, asked.path, (), body, lines=lines)
         except NotSentError as error:
             return self._failed(asked, live, upstream, grant, Failed(error=str(error)))
         except UpstreamError as error:
@@ -1628,10 +1706,19 @@ class Gateway:
             with suppress(UpstreamError, ContentCodingError):
                 coded = await response.read_all(MAX_ERROR_BYTES)
                 body = credentials.hidden_in(_decoded(coded, texts, MAX_ERROR_BYTES))
+            if asked.name != OTHER:
+                shortage = shortage_of(response.status, body, model=live.route.model)
+                if shortage is not None:
+                    self._upstreams.answered(upstream)
+                    return self._has_too_little(
+                        asked, live, upstream, grant, shortage, response.status, body
+                    )
             outcome = refused(
                 response.status, texts, "", now=now, whom=upstream.name, is_model_api=True
             )
             if isinstance(outcome, Limited):
+                if told := told_to_others(body):
+                    outcome = msgspec.structs.replace(outcome, why=f"{outcome.why}: {told}")
                 return self._limited(asked, live, upstream, grant, outcome, is_of_model=is_of_model)
             if response.status >= _SERVER_ERRORS or outcome.is_cut:
                 return self._failed(asked, live, upstream, grant, outcome, response, body)
@@ -1656,15 +1743,16 @@ class Gateway:
             await self._stream(asked, live, response, texts, returned, credentials)
         else:
             await self._whole(asked, live, response, texts, returned, credentials)
-        record = live.record
-        self.sessions.used(
-            asked.session,
-            grant.slot,
-            self._api.engine.now(),
-            cached_tokens=_warm_tokens(record),
-            fresh_tokens=max(0, (record.tokens or 0) - (record.cached_tokens or 0)),
-            cache_seconds=asked.cache_seconds or CACHE_SECONDS[upstream.kind],
-        )
+        if asked.session and grant.slot is not None:
+            record = live.record
+            self.sessions.used(
+                asked.session,
+                grant.slot,
+                self._api.engine.now(),
+                cached_tokens=_warm_tokens(record),
+                fresh_tokens=max(0, (record.tokens or 0) - (record.cached_tokens or 0)),
+                cache_seconds=asked.cache_seconds or CACHE_SECONDS[upstream.kind],
+            )
         return True
 
     def _pause(
@@ -1704,6 +1792,46 @@ class Gateway:
         is_elsewhere = open_route is not None
         self._calls.move(live, open_route or live.route, keeps_money=is_elsewhere)
         return False
+
+    def _has_too_little(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        upstream: Upstream,
+        grant: Grant,
+        shortage: Shortage,
+        status: int,
+        body: bytes,
+    ) -> bool:
+        """Have a call go elsewhere whose key has too little for it, or refuse it: nothing heals it.
+
+        A key without credit is closed for everybody. What is the client's own it alone is told of.
+        """
+        said = error_in(body).said or f"status {status}"
+        has_clients_key = not (live.route.has_slots or live.route.is_shared)
+        if shortage is Shortage.CREDIT and not has_clients_key:
+            place = self._upstreams.key_place(upstream, grant.slot)
+            told = told_to_others(body) or f"it answered with status {status}"
+            log.error("a key has no credit left", upstream=upstream.name, key=place, said=told)
+            now = self._api.engine.now()
+            self._calls.close(self._upstreams.without_credit(upstream, grant.slot, told, now))
+            # Those that wait for this key alone are refused now.
+            self._tell_waiting()
+        if self._goes_on(asked, live, upstream, grant):
+            return False
+        line = f"upstream '{upstream.name}' does not answer this call: {shortened(said)}"
+        is_too_large = shortage is Shortage.REQUEST and status == _TOO_MANY
+        raise _Refusal(Failure.TOO_LARGE if is_too_large else Failure.REFUSED, line)
+
+    def _goes_on(self, asked: Asked, live: LiveCall, upstream: Upstream, grant: Grant) -> bool:
+        """Have a call go where it has not failed yet; False if there is nowhere."""
+        asked.failed.add((upstream.name, live.route.model, grant.slot))
+        route = self._untried(asked, live)
+        if route is None:
+            return False
+        self.sessions.avoid(live.id, self._failed_slots(asked, route))
+        self._calls.move(live, route)
+        return True
 
     def _failed(
         self,
@@ -1762,11 +1890,7 @@ class Gateway:
             else f"the key in {place}"
         )
         asked.refused_keys[f"upstream '{upstream.name}' refused {key}"] = status
-        asked.failed.add((upstream.name, live.route.model, grant.slot))
-        route = self._untried(asked, live)
-        if route is not None:
-            self.sessions.avoid(live.id, self._failed_slots(asked, route))
-            self._calls.move(live, route)
+        if self._goes_on(asked, live, upstream, grant):
             return False
         self._check_keys(asked)
         if is_refused and self._calls.is_closed(live.route, asked.who.project_id):
@@ -1841,7 +1965,9 @@ class Gateway:
         credentials: Credentials,
     ) -> None:
         try:
-            body = await response.read_all(MAX_ANSWER_BYTES)
+            body = response.read_whole(MAX_ANSWER_BYTES)
+            if body is None:
+                body = await response.read_all(MAX_ANSWER_BYTES)
             if "content-encoding" in texts and codings_of(texts):
                 body = await asyncio.to_thread(_decoded, body, texts, MAX_ANSWER_BYTES)
         except (UpstreamError, ContentCodingError) as error:
@@ -1849,12 +1975,13 @@ class Gateway:
             size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else 0
             self._lose(asked, live, str(error), answer_bytes=size)
             raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
-        self._note_stored(asked, live, body)
+        if asked.protocol is Protocol.RESPONSES:
+            self._note_stored(asked, live, body)
         if len(body) > LARGE_ANSWER_BYTES:
             reported, is_all = await asyncio.to_thread(reported_in, body, texts)
         else:
             reported, is_all = reported_in(body, texts)
-        is_under_way = _UNDER_WAY.search(body) is not None
+        is_under_way = b'"status"' in body and _UNDER_WAY.search(body) is not None
         if asked.call.is_background and is_under_way:
             is_all = False
         record = self._left_open(asked, live, response.status) if is_under_way else None
@@ -1869,7 +1996,8 @@ class Gateway:
             )
         if asked.is_free and is_all and not is_under_way and reported is not None:
             await self._correct(asked, reported)
-        await self._until_written(live)
+        if live.record.task_id is not None and self._ends_elsewhere(live):
+            await self._until_written(live)
         headers = [*returned, *self._headers(asked, live)]
         if record.micro_usd is not None:
             headers.append((b"x-headgate-cost-usd", plain_usd(record.micro_usd).encode()))
@@ -1946,17 +2074,21 @@ class Gateway:
         keeps_tail = self._ends_elsewhere(live)
         try:
             while piece := await self._next_piece(client, response):
-                if not size:
-                    self._note_stored(asked, live, piece)
                 # What has a coding although none was asked for is read and passed on without it.
                 piece = decoder.feed(piece)
-                while decoder.has_more:
-                    piece += decoder.feed(b"")
-                size += len(piece)
-                tail += mask.feed(relay.feed(piece))
-                if not (keeps_tail and relay.is_over and len(tail) < MAX_TAIL_BYTES):
-                    await client.piece(tail)
-                    tail = b""
+                while True:
+                    if not size:
+                        self._note_stored(asked, live, piece)
+                    size += len(piece)
+                    tail += mask.feed(relay.feed(piece))
+                    if not (keeps_tail and relay.is_over and len(tail) < MAX_TAIL_BYTES):
+                        await client.piece(tail)
+                        tail = b""
+                    if not decoder.has_more:
+                        break
+                    # It may go on for megabytes, and others have their turn between two slices.
+                    await asyncio.sleep(0)
+                    piece = decoder.feed(b"")
             tail += mask.feed(relay.finish())
         except (UpstreamError, ContentCodingError) as problem:
             error = str(problem)
@@ -1973,7 +2105,8 @@ class Gateway:
             error=error or None,
             answer_bytes=size,
         )
-        await self._until_written(live)
+        if keeps_tail:
+            await self._until_written(live)
         await client.piece(tail)
         if error:
             await client.piece(relay.fail(Failure.UPSTREAM_FAILED, error))
@@ -1985,8 +2118,7 @@ class Gateway:
 
     async def _until_written(self, live: LiveCall) -> None:
         """Have the store told of a call before its task is, which may end by that."""
-        if self._ends_elsewhere(live):
-            await self._calls.tasks.until_written(live.record.task_id or "", live.id)
+        await self._calls.tasks.until_written(live.record.task_id or "", live.id)
 
     async def _next_piece(self, client: Client, response: UpstreamResponse) -> bytes:
         if not client.has_gone:
@@ -2000,7 +2132,7 @@ class Gateway:
 
         Codex shows its user how much of each window is used.
         """
-        headers = call_headers(live, self._api.engine.now())
+        headers = call_headers(live, self._api.engine.now)
         if asked.max_tokens is not None:
             headers.append((b"x-headgate-max-tokens", b"%d" % asked.max_tokens))
         found = self._remaining.get(asked.who.scopes, asked.sender.caller.bounds)
@@ -2046,10 +2178,9 @@ class Gateway:
             tokens = said_tokens if is_all else max(said_tokens, tokens)
             micro_usd = max(said_usd, micro_usd)
             if is_all and asked.name != OTHER:
-                self._estimates.learn(
+                prompt_chars = self._estimates.learn(
                     asked.call, model=model, project_id=asked.who.project_id, usage=reported
                 )
-                prompt_chars = measured_chars(asked.call)
         state = CallState.DONE if error is None else CallState.FAILED
         if asked.client.has_gone and error is None:
             state = CallState.CANCELLED
@@ -2217,7 +2348,6 @@ class Gateway:
         asked.is_free = kind_of(request.method, path) is requests.Kind.FREE
         _check_model(asked.call.model or OTHER)
         asked.members = [(upstream, asked.call.model or OTHER)]
-        asked.reserve = self._reserve_mode(asked.who)
         await self._check_passed_through(asked, upstream, path)
         await self._in_turn(asked)
 
@@ -2282,6 +2412,9 @@ class Gateway:
         raise _Refusal(Failure.NOT_FOUND, line)
 
 
+_PATH, _SENDER, _SENT, _OWN_SENT = "path", "sender", "sent headers", "sent headers with own key"
+"""What is kept of a head that a client may repeat."""
+
 _JSON = (b"content-type", b"application/json")
 _PATHS = ("/v1/", "/p/", "/upstreams/")
 _URLS = tuple(path.encode() for path in _PATHS)
@@ -2334,7 +2467,7 @@ def _warm_tokens(record: CallRecord) -> int:
 def _identity(asked: Asked) -> str:
     """Return what a retry of the same call has in common with it."""
     parts = (asked.sender.holder.key, asked.session, asked.path, asked.who.project_id)
-    digest = asked.body_hash.copy()
+    digest = asked.body.hash()
     digest.update("\0".join(parts).encode(errors="replace"))
     return digest.hexdigest()
 
@@ -2410,6 +2543,16 @@ async def _request_key(request: Request, body: bytes) -> bytes:
 def _lost_key(client: Client, body: bytes) -> bytes:
     """Return what a call and its retry have in common, as far as a node that relays it knows."""
     return _key_of(client.request, body) + client.request.peer.encode(errors="replace")
+
+
+def _sent_lines(request: Request, *, is_own_key: bool) -> bytes:
+    """Return the headers of a request that go upstream, as they are sent."""
+    name = _OWN_SENT if is_own_key else _SENT
+    lines: bytes | None = request.kept.get(name)
+    if lines is None:
+        headers = upstream_headers(request.all_headers(), is_own_key=is_own_key)
+        lines = request.kept[name] = header_lines(headers)
+    return lines
 
 
 def _is_of_task(request: Request) -> bool:

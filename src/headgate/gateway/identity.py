@@ -107,6 +107,8 @@ class RequestHeaders:
 
     def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._values = dict(reversed(headers))
+        self.names_conversation = self.has_any(_CONVERSATION_HEADERS)
+        """Whether one of them says which conversation the request belongs to."""
 
     def raw(self, name: bytes) -> bytes:
         """Return a value as it came; empty where there is none."""
@@ -195,7 +197,7 @@ def session_of(headers: RequestHeaders, *, cache_key: str = "", prefix_hash: str
     It is what the client calls its session, or the key of its cache; otherwise what conversations
     with the same system prompt and tools have in common.
     """
-    is_named = headers.has_any(_CONVERSATION_HEADERS)
+    is_named = headers.names_conversation
     kind, text = "session", headers.first_of(_SESSION_HEADERS) if is_named else ""
     if not text:
         kind, text = "cache", cache_key

@@ -54,6 +54,9 @@ MAX_CIRCUIT_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 3_600.0
 """The longest that one answer closes a key or an upstream for."""
 
+NO_CREDIT_SECONDS = 600.0
+"""How long a key rests that has no credit left; somebody pays, or opens it by hand."""
+
 RETRIES_PER_CALL = 0.2
 MAX_RETRY_CREDIT = 50.0
 """A fifth of the calls may be sent a second time, in the long run; a crowd that fails is not sent
@@ -238,6 +241,9 @@ class Upstream:
 
         self.own: Credentials | None = None
         """Its own key, once that was read."""
+
+        self.own_lines = b""
+        """The headers of every request with its own key, once that was read."""
 
         self.headers = [
             (header.lower().encode(), value.encode()) for header, value in headers.items()
@@ -542,6 +548,20 @@ class Upstreams:
             until=min(until, now + MAX_PAUSE_SECONDS),
             why=f"{upstream.name} says that there is nothing left of its rate",
             cause="provider",
+            by=upstream.name,
+            since=now,
+        )
+
+    def without_credit(
+        self, upstream: Upstream, slot: str | None, said: str, now: float
+    ) -> GateClosure:
+        """Return what an answer closes that says that the credit of a key is used up."""
+        return GateClosure(
+            kind="target" if slot is None else "slot",
+            name=upstream.target if slot is None else slot,
+            until=now + NO_CREDIT_SECONDS,
+            why=f"its credit is used up: {said}",
+            cause="credit",
             by=upstream.name,
             since=now,
         )

@@ -13,6 +13,7 @@ bounded is refused with the reason, and never guessed.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from statistics import median
 
 from msgspec.structs import replace
@@ -63,6 +64,9 @@ def strict_bound(call: ModelCall, prices: PriceList, *, model: str | None = None
     name = call.model if model is None else model
     if not call.is_readable:
         raise UnboundedCallError(name, "its body is no JSON object")
+    if call.miswritten_key:
+        problem = f"its key {call.miswritten_key[:MAX_MODEL_LENGTH]!r} may be read in lower case"
+        raise UnboundedCallError(name, problem)
     if call.is_surcharged:
         raise UnboundedCallError(name, 'there is no price for speed = "fast"')
     searches = _searches(call, name)
@@ -214,6 +218,8 @@ class CallEstimates:
         self._is_measured = is_measured
         self._lengths = estimates.Estimates()
         self._ratios = _Ratios()
+        self._answers: dict[tuple[Kind, int], tuple[estimates.Estimate, estimates.Estimate]] = {}
+        """What was learned of one response, and what that is for so many of them."""
 
     def hold(
         self,
@@ -231,8 +237,9 @@ class CallEstimates:
         A model without a price holds the default in dollars, or nothing: who limits dollars asks
         `prices.is_known` first.
         """
-        own = Kind(project_id, model)
-        kind = own.text if whose is None else Kind(whose, model).text
+        own, kind = _kind(project_id, model)
+        if whose is not None:
+            kind = Kind(whose, model).text
         if reserve is Reserve.STRICT and self._is_measured:
             return self._strict(call, model, prices, kind)
         length = self._length(call, own, reserve)
@@ -243,25 +250,21 @@ class CallEstimates:
             probe = replace(length, amount=0 if least is None else least.micro_usd)
             tokens = replace(length, amount=given)
             return Hold(micro_usd=self._default or probe, tokens=tokens, kind=kind)
-        cost = _cost(prices, model, given, length.amount)
-        is_exact = length.most == length.amount
-        dearest = cost if is_exact else _cost(prices, model, given, length.most)
-        likely = _cost(prices, model, given, length.likely) if length.likely else None
-        usd = self._default
-        if cost is not None and dearest is not None:
-            usd = replace(
-                length,
-                amount=cost.micro_usd,
-                most=dearest.micro_usd,
-                likely=0 if likely is None else likely.micro_usd,
+        lengths = (length.amount, length.most, length.likely)
+        try:
+            amount, most, likely = prices.plain_costs(
+                model, input_tokens=given, output_tokens=lengths
             )
+            usd = replace(length, amount=amount, most=most, likely=likely if length.likely else 0)
+        except UnknownPriceError:
+            usd = self._default or estimates.NOTHING
         tokens = replace(
             length,
             amount=given + length.amount,
             most=given + length.most,
             likely=given + length.likely if length.likely else 0,
         )
-        return Hold(micro_usd=usd or estimates.NOTHING, tokens=tokens, kind=kind)
+        return Hold(micro_usd=usd, tokens=tokens, kind=kind)
 
     def input_tokens(self, call: ModelCall, model: str, project_id: str) -> int:
         """Return how many tokens a prompt is taken to have, rounded up."""
@@ -272,13 +275,17 @@ class CallEstimates:
 
     def learn(
         self, call: ModelCall, *, model: str, project_id: str, usage: ReportedUsage | CountedTokens
-    ) -> None:
-        """Learn how long responses of a model are in a project, and what its input makes."""
+    ) -> int:
+        """Learn how long responses of a model are in a project, and what its input makes.
+
+        Return how long the prompt is that this was learned from, as `measured_chars` does.
+        """
         length = -(-usage.output_tokens // max(call.answers, 1))
         chars = measured_chars(call)
         self.learn_of(
             model, project_id, chars=chars, input_tokens=usage.input_tokens, output_tokens=length
         )
+        return chars
 
     def learn_of(
         self, model: str, project_id: str, *, chars: int, input_tokens: int, output_tokens: int
@@ -290,10 +297,28 @@ class CallEstimates:
         # A provider has counted it, so that other projects may begin with it.
         length = max(output_tokens, 0)
         sample = estimates.Sample(tokens=length, is_done=True, is_priced=self._is_measured)
-        self._lengths.feed(Kind(project_id, model), sample)
+        self._lengths.feed(_kind(project_id, model)[0], sample)
         most = _MOST_RATIO * chars + HIDDEN_TOKENS
         if self._is_measured and chars and _LEAST_RATIO * chars <= input_tokens <= most:
             self._ratios.add(model, project_id, chars=chars, tokens=input_tokens)
+
+    def _all_answers(
+        self, answers: int, kind: Kind, learned: estimates.Estimate
+    ) -> estimates.Estimate:
+        """Return what is learned of one response for all responses to a request."""
+        known = self._answers.get((kind, answers))
+        if known is not None and known[0] is learned:
+            return known[1]
+        found = replace(
+            learned,
+            amount=answers * learned.amount,
+            most=answers * learned.most,
+            likely=answers * self._lengths.median(kind, Unit.TOKENS),
+        )
+        if len(self._answers) >= MAX_MODELS_CACHED:
+            self._answers.clear()
+        self._answers[kind, answers] = (learned, found)
+        return found
 
     def _strict(self, call: ModelCall, model: str, prices: PriceList, kind: str) -> Hold:
         try:
@@ -317,15 +342,29 @@ class CallEstimates:
         learned = self._lengths.estimate(kind, Unit.TOKENS, reserve=reserve)
         # A length that the request bounds needs no guess from few responses, unless it is long.
         is_open = most is None or (self._is_measured and most > call.answers * SHORT_TOKENS)
-        if learned.basis is Basis.LEARNED and (is_open or learned.samples >= FEW_SAMPLES):
-            amount, longest = call.answers * learned.amount, call.answers * learned.most
-            if most is None or amount < most:
-                likely = call.answers * self._lengths.median(kind, Unit.TOKENS)
-                return replace(learned, amount=amount, most=longest, likely=likely)
+        is_learned = learned.basis is Basis.LEARNED
+        if is_learned and (is_open or learned.samples >= FEW_SAMPLES):
+            found = self._all_answers(call.answers, kind, learned)
+            if most is None or found.amount < most:
+                return found
         if most is None and self._max_tokens is not None:
             most = call.answers * self._max_tokens
             is_open = False
         return estimates.PROBE if most is None or is_open else estimates.given(most)
+
+
+def _kind(project_id: str, model: str) -> tuple[Kind, str]:
+    """Return the kind of work that calls of a model are in a project, and its text."""
+    is_short = len(model) <= MAX_MODEL_LENGTH
+    return _known_kind(project_id, model) if is_short else _new_kind(project_id, model)
+
+
+def _new_kind(project_id: str, model: str) -> tuple[Kind, str]:
+    kind = Kind(project_id, model)
+    return kind, kind.text
+
+
+_known_kind = lru_cache(maxsize=MAX_MODELS_CACHED)(_new_kind)
 
 
 def _cost(prices: PriceList, model: str, given: int, made: int) -> Cost | None:

@@ -11,7 +11,7 @@ output. Every result is in whole micro-dollars, rounded up.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Context, Decimal, localcontext
 from fnmatch import translate
@@ -301,6 +301,21 @@ class PriceList:
             raise InvalidAmountError("output_tokens", "must also count the audio")
         total = Tokens(usage.input_tokens + usage.output_tokens)
         return Cost(micro_usd=self._micro_usd(model, usage, service_tier), tokens=total)
+
+    def plain_costs(
+        self, model: str, *, input_tokens: int, output_tokens: Sequence[int]
+    ) -> list[int]:
+        """Price calls with one input, and with outputs of these lengths, in micro-dollars."""
+        if not 0 <= input_tokens <= _MOST_PLAIN or max(output_tokens) > _MOST_PLAIN:
+            return [
+                self.cost(model, input_tokens=input_tokens, output_tokens=one).micro_usd
+                for one in output_tokens
+            ]
+        rates = self._rates(model, input_tokens, tier="")
+        given, each = input_tokens * rates.input, rates.output
+        costs = [-(-(given + one * each) // _PARTS) for one in output_tokens]
+        _bookable(max(costs))
+        return costs
 
     def most(
         self,

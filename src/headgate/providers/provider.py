@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Protocol
 
 import msgspec
@@ -140,6 +141,11 @@ class ProviderError(msgspec.Struct):
         """The message, if there is one."""
         return self.message if isinstance(self.message, str) else ""
 
+    @property
+    def codes(self) -> set[str]:
+        """Its code and its type, as far as there are any."""
+        return {str(one) for one in (self.code, self.type) if isinstance(one, str | int)}
+
 
 class _ErrorBody(msgspec.Struct):
     error: ProviderError | None = None
@@ -174,21 +180,108 @@ _KEY_SAID = re.compile(
     r"(?!.*\bmodels?\b).{0,40}?\b(?:revoked|disabled|deactivated|suspended|banned|expired|invalid)\b",
     re.IGNORECASE | re.DOTALL,
 )
-_OTHER_CODES = frozenset(("mismatched_organization", "insufficient_permissions"))
-_OTHER_SAID = re.compile(r"insufficient permissions|missing scopes", re.IGNORECASE)
+_OTHER_CODES = frozenset(
+    (
+        *("mismatched_organization", "insufficient_permissions", "model_not_found"),
+        *(f"{one}_model_access_denied" for one in ("key", "team", "user", "org", "project")),
+    )
+)
+_OTHER_SAID = re.compile(
+    r"insufficient permissions|missing scopes|OAuth authentication is (?:currently )?not supported"
+    r"|\bmodels?\b",
+    re.IGNORECASE,
+)
 
 
 def refuses_key(status: int, body: bytes) -> bool:
     """Tell whether an answer refuses the key or its account, whatever is asked with it.
 
-    A 401 does, unless it says that the key lacks a permission. A 403 is about the model, the
-    content or the country, unless its code or the beginning of its message says otherwise: what
-    comes later in a message may be the words of the client.
+    A 401 does, unless it says that the key lacks a permission, may not use a model, or came in the
+    wrong way. A 403 is about the model, the content or the country, unless its code or the
+    beginning of its message says otherwise: what comes later in a message may be the words of the
+    client.
     """
     error = error_in(body)
-    codes = {str(one) for one in (error.code, error.type) if isinstance(one, str | int)}
     if status == _UNAUTHORIZED:
-        return codes.isdisjoint(_OTHER_CODES) and not _OTHER_SAID.search(error.said)
+        return error.codes.isdisjoint(_OTHER_CODES) and not _OTHER_SAID.search(error.said)
     if status != _FORBIDDEN:
         return False
-    return not codes.isdisjoint(_KEY_CODES) or _KEY_SAID.match(error.said) is not None
+    return not error.codes.isdisjoint(_KEY_CODES) or _KEY_SAID.match(error.said) is not None
+
+
+# What an error says of the credit and the limits of a key, where to wait changes nothing.
+
+
+class Shortage(Enum):
+    """Of what a key has too little for a request."""
+
+    CREDIT = "its credit is used up, whatever is asked with it"
+    REQUEST = "this request asks for more than the key may use at a time"
+
+
+_BAD_REQUEST, _PAYMENT_REQUIRED, _TOO_MANY = 400, 402, 429
+_CREDIT_CODES = frozenset(
+    (
+        *("insufficient_quota", "exceeded_current_quota_error", "billing_not_active"),
+        *("billing_hard_limit_reached", "Arrearage", "1113"),
+    )
+)
+"""What OpenAI, Moonshot, Alibaba and z.ai call an account without credit."""
+
+_CREDIT_SAID = re.compile(
+    r"Your credit balance is too low|You have reached your specified API usage limits"
+    r"|Insufficient (?:account )?balance|Insufficient credits|Key limit exceeded",
+    re.IGNORECASE,
+)
+_QUOTA_SAID = re.compile(r"You exceeded your current quota, please check your plan and billing")
+_REQUEST_SAID = re.compile(
+    r"Request too large|(?:Extra usage|Usage credits) (?:is|are) required for long context"
+    r"|This request requires more credits, or fewer|Prompt tokens limit exceeded",
+    re.IGNORECASE,
+)
+_ASKED = re.compile(r"\bLimit:? ?([0-9]{1,12})\b.{0,40}?\bRequested:? ?([0-9]{1,12})\b", re.DOTALL)
+_ORGANIZATION = re.compile(r"\borg-[A-Za-z0-9_-]{6,}")
+_AMOUNT_ASKED = re.compile(r",? ?\bRequested:? ?[0-9]+", re.IGNORECASE)
+MAX_SAID_CHARACTERS = 300
+
+
+def shortage_of(status: int, body: bytes, *, model: str) -> Shortage | None:
+    """Tell of what a key has too little by an answer; None if the answer is about other things.
+
+    A 402 is about the credit of the account, unless it says that a smaller request would be taken.
+    The message of a 400 or 403 counts only where the `model` is not in it: a client may have named
+    one that reads like the words of the provider.
+    """
+    if status not in (_BAD_REQUEST, _PAYMENT_REQUIRED, _FORBIDDEN, _TOO_MANY):
+        return None
+    error = error_in(body)
+    is_of_others = status in (_BAD_REQUEST, _FORBIDDEN) and bool(model) and model in error.said
+    said = "" if is_of_others else error.said
+    if status in (_PAYMENT_REQUIRED, _TOO_MANY):
+        if "budget_exceeded" in error.codes or _REQUEST_SAID.match(said) or _asks_too_much(said):
+            return Shortage.REQUEST
+        if status == _PAYMENT_REQUIRED:
+            return Shortage.CREDIT
+    if not error.codes.isdisjoint(_CREDIT_CODES):
+        return Shortage.CREDIT
+    if status == _TOO_MANY:
+        # Gemini says the same of its limits by the minute, with the status as code.
+        is_quota = str(_TOO_MANY) not in error.codes and _QUOTA_SAID.match(said)
+        return Shortage.CREDIT if is_quota else None
+    return Shortage.CREDIT if _CREDIT_SAID.match(said) else None
+
+
+def _asks_too_much(said: str) -> bool:
+    found = _ASKED.search(said)
+    return found is not None and int(found[2]) > int(found[1])
+
+
+def told_to_others(body: bytes) -> str:
+    """Return what an error says, on one short line, for others who use the same key.
+
+    It names no account, and not how much was asked for.
+    """
+    said = _AMOUNT_ASKED.sub("", _ORGANIZATION.sub("org-…", error_in(body).said))
+    line = "".join(one if one.isprintable() else " " for one in said[: 4 * MAX_SAID_CHARACTERS])
+    line = " ".join(line.split())
+    return line if len(line) <= MAX_SAID_CHARACTERS else f"{line[: MAX_SAID_CHARACTERS - 1]}…"

@@ -517,11 +517,11 @@ def reset_time(value: object, *, now: float, zone: tzinfo) -> float | None:
 
     | value | meaning |
     | --- | --- |
-    | nothing, `null`, an empty text, 0 or less | no window is open |
+    | nothing, `null`, an empty string, 0 or less | no window is open |
     | a number below 100,000,000 | seconds from now |
     | a number below 100,000,000,000 | seconds since 1970 |
     | a larger number | milliseconds since 1970 |
-    | a text with a number | the same as the number |
+    | a string with a number | the same as the number |
     | `6m0s`, `1h30m`, `12ms` | a duration from now |
     | `2026-02-14T09:30:00Z` | ISO 8601; without an offset, in the provider's zone |
     """

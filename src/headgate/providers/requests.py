@@ -95,8 +95,9 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     field bounds nothing. `prompt_bytes` are no fewer than the tokens of the prompt, unless it
     `has_open_input`, or images. The provider keeps one that `is_stored` under the id of its
     response, for later requests; `previous_id` names such a one. `prefix_hash` tells what
-    conversations with the same system prompt and tools have in common. What is not `is_readable`
-    is no JSON object.
+    conversations with the same system prompt and tools have in common. `miswritten_key` is one that
+    is written like a field that is read here but for its case: some providers take it for that
+    field. What is not `is_readable` is no JSON object.
     """
 
     model: str
@@ -122,6 +123,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     cache_key: str = ""
     prefix_hash: str = ""
     previous_id: str = ""
+    miswritten_key: str = ""
 
     def output_tokens(self, open_tokens: int) -> int:
         """Return how much may come back, where an open answer is taken to be so long."""
@@ -199,7 +201,15 @@ def read_call(path: str, body: bytes) -> ModelCall:
         is_message=endpoint.is_message,
         prefix_hash=_prefix_hash(fields, tools),
     )
+    names = "".join(fields)
+    if not (names.islower() and names.isascii()) and (key := _miswritten(fields, _READ_FIELDS)):
+        call = msgspec.structs.replace(call, miswritten_key=key)
     return call if fields.keys().isdisjoint(_RARE_FIELDS) else _with_rare(call, fields, tools)
+
+
+def _miswritten(fields: dict[str, Any], known: frozenset[str]) -> str:
+    """Return a key that some providers read as a known one, though its case is another."""
+    return next((key for key in fields if key not in known and key.casefold() in known), "")
 
 
 def _with_rare(call: ModelCall, fields: dict[str, Any], tools: list[Any]) -> ModelCall:
@@ -207,8 +217,11 @@ def _with_rare(call: ModelCall, fields: dict[str, Any], tools: list[Any]) -> Mod
     options, thinking = fields.get("stream_options"), fields.get("thinking")
     thinking_tokens = _whole(thinking.get("budget_tokens")) if isinstance(thinking, dict) else None
     is_template = isinstance(fields.get("prompt"), dict)
+    parts = (options, thinking, *tools)
+    inner = (_miswritten(one, _READ_PARTS) for one in parts if isinstance(one, dict))
     return msgspec.structs.replace(
         call,
+        miswritten_key=call.miswritten_key or next((key for key in inner if key), ""),
         answers=_answers(fields),
         has_open_input=call.has_open_input
         or is_template
@@ -371,6 +384,11 @@ def _bytes_of(text: str) -> int:
 
 
 _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
+_READ_FIELDS = _RARE_FIELDS | frozenset(
+    (*_LIMITS, "model", "stream", "store", "messages", "input", "instructions", "system")
+)
+_READ_PARTS = frozenset(("type", "max_uses", "budget_tokens", "include_usage"))
+"""What is read of thinking, of the options of a stream and of a tool."""
 
 
 class _Endpoint(NamedTuple):

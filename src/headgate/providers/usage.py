@@ -89,7 +89,13 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
     def _micro_usd(self, model: str, prices: PriceList) -> int | None:
         if self.is_surcharged:
             return None
+        beside = self._beside()
         try:
+            if not (beside or self.cached_tokens or self.cache_write_tokens):
+                lengths = (self.output_tokens,)
+                return prices.plain_costs(
+                    model, input_tokens=self.input_tokens, output_tokens=lengths
+                )[0]
             # A ledger refuses a larger amount, and then the task could not be settled at all.
             return prices.cost(
                 model,
@@ -98,7 +104,7 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
                 cache_read_tokens=self.cached_tokens,
                 cache_write_tokens=self.cache_write_tokens,
                 # Prices of one's own may know no more than these.
-                **self._beside(),
+                **beside,
             ).micro_usd
         except CallerError:
             return None

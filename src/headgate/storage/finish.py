@@ -186,15 +186,13 @@ def is_overrun(
 
 def _booked(progress: Progress, cost: Usage, *, is_done: bool) -> Booked:
     hold = progress.hold
-    is_probed = dict.fromkeys(Unit, False)
-    if is_done and hold is not None:
-        is_probed.update(dict.fromkeys(hold.probed, True))
+    probed = hold.probed if is_done and hold is not None else ()
     # A model that was named has used something, though nobody knows its price.
     has_model = cost.model is not None
     assumed_tokens, assumed_usd = progress.reserved_tokens, progress.reserved_micro_usd
-    if hold is not None and is_probed[Unit.TOKENS]:
+    if hold is not None and Unit.TOKENS in probed:
         assumed_tokens = min(assumed_tokens, hold.tokens.claimed or 0)
-    if hold is not None and is_probed[Unit.MICRO_USD] and not has_model:
+    if hold is not None and Unit.MICRO_USD in probed and not has_model:
         assumed_usd = min(assumed_usd, hold.micro_usd.claimed or 0)
     tokens = assumed_tokens if cost.tokens is None else cost.tokens
     micro_usd = assumed_usd if cost.micro_usd is None else cost.micro_usd

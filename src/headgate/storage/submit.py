@@ -122,20 +122,20 @@ def _store(work: UnitOfWork, new: NewTask, parents: list[TaskRow]) -> SubmitAnsw
 def _admit(work: UnitOfWork, new: NewTask) -> Admitted | Rejected:
     project_id, agent_id = new.task.project_id, new.task.agent_id
     queued, scheduled = work.count(QUEUED), work.count(SCHEDULED)
-    project = work.project(project_id)
+    queued_of_project, scheduled_of_project = work.waiting_of(project_id)
     if new.task.not_before is not None:
         return admit_scheduled(
             new.limits,
             queued=queued,
             scheduled=scheduled,
-            scheduled_for_project=project.scheduled,
+            scheduled_for_project=scheduled_of_project,
             project_id=project_id,
             agent_id=agent_id,
         )
     return admit(
         new.limits,
         queued=queued - scheduled,
-        queued_for_project=project.queued - project.scheduled,
+        queued_for_project=queued_of_project - scheduled_of_project,
         queued_for_agent=0 if agent_id is None else work.queued_in(agent_id, project_id),
         project_id=project_id,
         agent_id=agent_id,
@@ -153,7 +153,7 @@ def _refused_by_size(work: UnitOfWork, new: NewTask, text: str) -> Rejected | No
         size,
         adds_bytes=added,
         ended_bytes=work.count(ENDED_BYTES) + work.count(CALL_BYTES),
-        live_bytes_of_project=work.project(project_id).live_bytes,
+        live_bytes_of_project=work.live_bytes_of(project_id),
         project_id=project_id,
         agent_id=new.task.agent_id,
     )

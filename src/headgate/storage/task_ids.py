@@ -18,8 +18,9 @@ _STEP_BYTES = 4
 _STOCK_BYTES = 4_096
 _LENGTH_BITS = 130
 _TIME_CHARACTERS = 10
-_RANDOM_MASK = (1 << _RANDOM_BITS) - 1
-_HALF_MASK = (1 << 40) - 1
+_HALF_BITS = 40
+_HALF_CHARACTERS = 8
+_HALF_MASK = (1 << _HALF_BITS) - 1
 
 
 class TaskIds:
@@ -27,7 +28,7 @@ class TaskIds:
 
     def __init__(self) -> None:
         self._last = 0
-        self._time = (-1, "")
+        self._start = (-1, "")
         self._random = b""
         self._used = 0
 
@@ -38,11 +39,11 @@ class TaskIds:
             self._last = earliest | self._draw(_RANDOM_BITS // 8)
         else:
             self._last += 1 + self._draw(_STEP_BYTES)
-        milliseconds, low = self._last >> _RANDOM_BITS, self._last & _RANDOM_MASK
-        if milliseconds != self._time[0]:
-            # Many ids are made in one millisecond.
-            self._time = (milliseconds, PREFIX + _text(self._last)[:_TIME_CHARACTERS])
-        return self._time[1] + _random_text(low >> 40, low & _HALF_MASK)
+        start = self._last >> _HALF_BITS
+        if start != self._start[0]:
+            # Many ids are made in one millisecond, and differ by small steps.
+            self._start = (start, PREFIX + _text(self._last)[:-_HALF_CHARACTERS])
+        return self._start[1] + _half_text(self._last & _HALF_MASK)
 
     def _draw(self, size: int) -> int:
         # Drawn in stock: each question to the system lets another thread run first.
@@ -68,12 +69,11 @@ def seconds_of(task_id: str) -> float | None:
     return milliseconds / 1000
 
 
-def _random_text(high: int, low: int) -> str:
-    """Return the characters of the randomness, given in two halves: small numbers are faster."""
+def _half_text(low: int) -> str:
+    """Return the last characters, which are the lower half of the randomness."""
     pairs = _PAIRS
     return (
-        f"{pairs[high >> 30]}{pairs[(high >> 20) & 1023]}{pairs[(high >> 10) & 1023]}"
-        f"{pairs[high & 1023]}{pairs[low >> 30]}{pairs[(low >> 20) & 1023]}"
+        f"{pairs[low >> 30]}{pairs[(low >> 20) & 1023]}"
         f"{pairs[(low >> 10) & 1023]}{pairs[low & 1023]}"
     )
 

@@ -389,6 +389,9 @@ class ProjectCount:
         return (*first, *ended, self.calls, self.call_bytes)
 
 
+_NOTHING_COUNTED = ProjectCount()
+
+
 class Counters:
     """What one transaction adds to lanes, counters, usage and rate counts, as one sum a row.
 
@@ -956,13 +959,18 @@ class UnitOfWork:
         """Return a counter of the store as it is now."""
         return self._before.get(name, 0) + self.counters.totals.get(name, 0)
 
-    def project(self, project_id: str) -> ProjectCount:
-        """Return what a project has now."""
-        before, added = self._projects.get(project_id), self.counters.project(project_id)
-        if before is None:
-            return added
-        pairs = zip(before.row(), added.row(), strict=True)
-        return ProjectCount(*(one + other for one, other in pairs))
+    def waiting_of(self, project_id: str) -> tuple[int, int]:
+        """Return how many tasks of a project wait now, and how many of these for later."""
+        before, added = self._project_before(project_id), self.counters.project(project_id)
+        return before.queued + added.queued, before.scheduled + added.scheduled
+
+    def live_bytes_of(self, project_id: str) -> int:
+        """Return what the tasks of a project take now that have not ended."""
+        added = self.counters.project(project_id)
+        return self._project_before(project_id).live_bytes + added.live_bytes
+
+    def _project_before(self, project_id: str) -> ProjectCount:
+        return self._projects.get(project_id, _NOTHING_COUNTED)
 
     def queued_in(self, agent_id: str, project_id: str) -> int:
         """Return how many tasks wait now in a lane, without those that were submitted for later."""

@@ -1045,10 +1045,11 @@ class StepWire:
         """Write one job; raise if it cannot be sent."""
         if job.batch is None:
             return _part(_PICKLED, pickle.dumps(job.work))
-        # What a process has printed may hold what no JSON can.
-        with suppress(UnicodeEncodeError):
+        try:
             return _part(_STEP, _encode(job.work))
-        return _part(_PICKLED_STEP, pickle.dumps(job.work))
+        except UnicodeEncodeError:
+            # What a process has printed may hold what no JSON can.
+            return _part(_PICKLED_STEP, pickle.dumps(job.work))
 
     def join(self, packed: Sequence[bytes]) -> bytes:
         """Put jobs together that were packed each by itself."""
@@ -1113,10 +1114,12 @@ def _packed_answer(job: Job) -> bytes:
     try:
         if job.error is not None:
             return _part(_ERROR, pickle.dumps(_with_trace(job.error)))
-        if job.batch is not None:
-            with suppress(UnicodeEncodeError):
-                return _part(_STEP, _encode(_without_submission(job.answer)))
-        return _part(_PICKLED, _with_records(job.answer))
+        if job.batch is None:
+            return _part(_PICKLED, _with_records(job.answer))
+        try:
+            return _part(_STEP, _encode(_without_submission(job.answer)))
+        except UnicodeEncodeError:
+            return _part(_PICKLED, _with_records(job.answer))
     # The work is done, and only its answer cannot be told.
     except Exception as error:  # noqa: BLE001
         problem = RuntimeError(f"{job.error or error!r}")

@@ -270,7 +270,7 @@ def _expression(node: ast.expr, depth: int) -> Expression:
 
 def _constant(node: ast.Constant, _depth: int) -> Expression:
     if not isinstance(node.value, str | int | float | None):
-        _refuse("has a literal that JSON does not have; write a text, a number, true or null")
+        _refuse("has a literal that JSON does not have; write a string, a number, true or null")
     return Constant(node.value)
 
 
@@ -332,7 +332,7 @@ def _lookup(node: ast.expr, _depth: int) -> Expression:
 def _key(node: ast.expr) -> str | int:
     key = node.value if isinstance(node, ast.Constant) else _negative(node)
     if not isinstance(key, str | int) or isinstance(key, bool):
-        _refuse("has brackets with neither a number nor a text; write item[0] or item['a b']")
+        _refuse("has brackets with neither a number nor a string; write item[0] or item['a b']")
     return key
 
 

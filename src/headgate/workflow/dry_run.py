@@ -421,13 +421,13 @@ def _dry_hold(estimate: _Estimate, held: _Held, unit: Unit) -> DryHold:
     text = one.sentence(amount, unit)
     if one.basis is Basis.GIVEN:
         source = estimate.given_as(unit)
-        text = f"held {holds}, {source}" if source else NOTHING.sentence(0, unit)
+        text = f"reserved {holds}, {source}" if source else NOTHING.sentence(0, unit)
     elif one.basis is Basis.PROBE and unit not in held.limits:
-        text = "unknown: no limit, so nothing is held"
+        text = "unknown: no limit, so nothing is reserved"
     elif one.basis is Basis.PROBE:
         is_share = amount * PROBE_SHARE >= held.limits[unit]
         share = "a tenth of the smallest limit" if is_share else "all that is left"
-        text = f"unknown: the first runs alone and holds {holds}, {share}"
+        text = f"unknown: the first runs alone and reserves {holds}, {share}"
         if not estimate.is_learned_here:
             text += ", unless the service has learned what it costs"
     return DryHold(unit=unit, basis=one.basis, amount=amount, samples=one.samples, text=text)

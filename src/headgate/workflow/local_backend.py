@@ -797,7 +797,7 @@ def engine_settings(
     )
 
 
-PARALLEL_ADVICE = "give the step an estimate to run them in parallel"
+PARALLEL_ADVICE = "give the step an estimate to run more at once"
 
 # Why steps wait in this process, in one line each, and whether anything but time can help.
 
@@ -852,8 +852,9 @@ def _line(found: TaskReason, dispatch_state: DispatchState | None, now: float) -
 def _budget_line(refused: Refused, now: float) -> str:
     used = refused.spent + refused.overrun
     line = f"{refused.scope or 'the root'}: {_amount(used, refused)} of"
-    line += f" {_amount(refused.limit, refused)} spent, {_amount(refused.reserved, refused)} held"
-    line += f", it needs {_amount(refused.requested, refused)}"
+    line += f" {_amount(refused.limit, refused)} spent"
+    line += f", {_amount(refused.reserved, refused)} reserved"
+    line += f"; needed: {_amount(refused.requested, refused)}"
     if refused.resets_at is None:
         return line
     return f"{line}; more in {max(0.0, refused.resets_at - now):.0f} s"

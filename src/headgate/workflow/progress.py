@@ -253,7 +253,7 @@ class WorkflowProgress:
         if run_state in (StepRunState.SKIPPED, StepRunState.PARENT_NOT_RUN):
             return next(self._complaints(node, number - node.runs.start), "")
         if run_state is StepRunState.OVER_BUDGET:
-            return "no budget would hold it"
+            return "no budget has room for it"
         if run_state is StepRunState.STOPPED:
             return "the run ended before it"
         if run_state is StepRunState.INTERRUPTED:

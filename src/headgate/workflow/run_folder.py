@@ -206,7 +206,7 @@ def find_run(data: Path, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        problem = f"there is no run {name[:64]!r} in {data}; `headgate runs` lists those that are"
+        problem = f"there is no run {name[:64]!r} in {data}; `headgate runs` lists the runs"
         raise InvalidSettingError("RUN", problem)
     some = ", ".join(path.name for path in found[:3])
     problem = f"{name[:64]!r} begins {len(found)} runs ({some}, …); give more of the id"

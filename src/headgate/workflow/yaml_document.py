@@ -245,7 +245,7 @@ class _Builder:
         if len(self._open) == MAX_DEPTH:
             self._refuse(event, _TOO_DEEP)
         if self._is_key():
-            self._refuse(event, "has a key that is no text; write keys as texts")
+            self._refuse(event, "has a key that is not a string; write keys as strings")
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         self._open.append(node)
@@ -274,7 +274,7 @@ class _Builder:
         if not isinstance(mapping, ObjectNode):
             raise TypeError(mapping)
         if not isinstance(node, ScalarNode) or node.is_null:
-            self._refuse(event, "has a key that is no text; write keys as texts")
+            self._refuse(event, "has a key that is not a string; write keys as strings")
         if node.text in mapping.entries or (mapping.merged and node.text == MERGE):
             shown = node.text[:_SHOWN_CHARACTERS]
             self._refuse(event, f"has the key {shown!r} twice; keep one of them")
@@ -326,7 +326,7 @@ class _Builder:
     def _check_tag(self, event: Any) -> None:  # noqa: ANN401
         if event.tag is not None:
             shown = event.tag[:_SHOWN_CHARACTERS]
-            self._refuse(event, f"has the tag {shown!r}; leave it out, and quote what is a text")
+            self._refuse(event, f"has the tag {shown!r}; leave it out, and quote strings")
 
     def _refuse(self, event: yaml.Event, problem: str) -> NoReturn:
         raise WorkflowError(self._file, problem, line=_line(event))
@@ -435,7 +435,7 @@ class Value:
     def word(self) -> str:
         """Return a text as it was written: `no`, `010` and `2024-01-01` too."""
         if not isinstance(self._node, ScalarNode) or self._node.is_null:
-            self._wrong("a text")
+            self._wrong("a string")
         if "\0" in self._node.text:
             self.refuse("has a null character; leave it out")
         return self._node.text
@@ -574,7 +574,7 @@ def _described(node: Node, shows_text: bool) -> str:  # noqa: FBT001
     if not isinstance(node, ScalarNode) or _is_null(node):
         return "null"
     if isinstance(node.value, str):
-        return _shown(node.text) if shows_text else "a text"
+        return _shown(node.text) if shows_text else "a string"
     return node.text[:_VALUE_CHARACTERS]
 
 

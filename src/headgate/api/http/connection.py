@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -33,6 +34,7 @@ from headgate.api.errors import ApiError
 from headgate.api.http.request import (
     MAX_BODY_BYTES,
     Head,
+    Kept,
     read_head,
     request_ids,
     sent_request_id,
@@ -130,9 +132,14 @@ class Exchange:
         if callback is not None:
             callback()
 
+    def take_body(self) -> bytes | None:
+        """Give the body, once."""
+        body, self._body = self._body, None
+        return body
+
     async def receive(self) -> dict[str, Any]:
         """Give the body, and after that wait for the client to go away."""
-        body, self._body = self._body, None
+        body = self.take_body()
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
         if not self.has_ended and not self._wire.has_eof:
@@ -157,6 +164,12 @@ class Exchange:
         if self._gone is not None:
             self._gone.set()
         self._call_back()
+
+    def answer(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        """Take the whole answer at once."""
+        if not self.has_ended:
+            self._start = {"status": status, "headers": headers}
+            self._end(body)
 
     async def send(self, message: dict[str, Any]) -> None:
         """Take a part of the answer."""
@@ -261,6 +274,7 @@ def _split(url: bytes) -> tuple[bytes, bytes]:
 MAX_HEAD_BYTES = 64 * 1024
 MAX_FRAMING_BYTES = 64 * 1024
 CHUNK_ALLOWANCE_BYTES = 32
+MAX_LENGTH_DIGITS = 9
 _NO_FRAMING_BYTES = min(MAX_HEAD_BYTES, MAX_FRAMING_BYTES)
 REQUEST_SECONDS = 30.0
 IDLE_SECONDS = 75.0
@@ -269,9 +283,53 @@ TAKE_SECONDS = 30.0
 MAX_UNCOUNTED_BYTES = 16 * 1024
 """So much of an answer may wait for its client before it counts for the caller."""
 
+MAX_UNLIKE_HEADS = 8
+"""After so many heads in a row that are not like the one before none is remembered any more."""
+
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _LOG = logging.getLogger("headgate.api")
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE)
+
+
+class KnownHead:
+    """A head that a client has sent over its connection, and will most likely send again.
+
+    Clients send the same head with every request, but for the length of the body. The same bytes
+    mean the same, so the parser need not read them again, and nobody else either: `kept` is what
+    the application has learned from the head.
+    """
+
+    __slots__ = ("_after", "_before", "head", "headers", "kept", "scope")
+
+    def __init__(
+        self, before: bytes, after: bytes, head: Head, scope: dict[str, Any], kept: Kept
+    ) -> None:
+        self._before = before
+        self._after = after
+        self.head = head
+        self.scope = scope
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+        self.kept = kept
+
+    @classmethod
+    def of(cls, data: bytes, head: Head, scope: dict[str, Any], kept: Kept) -> KnownHead | None:
+        """Remember a head by its bytes; None if it is not one that a client repeats."""
+        found = _LENGTH.search(data)
+        is_plain = scope["http_version"] == "1.1" and not head.expectation
+        if found is None or not is_plain or data.lower().count(b"content-length") > 1:
+            return None
+        return cls(data[: found.start(1)], data[found.end(1) :], head, scope, kept)
+
+    def read(self, data: bytes, start: int) -> tuple[int, int]:
+        """Return the length of the body and where it starts, if the head is here again; or 0, 0."""
+        if not data.startswith(self._before, start):
+            return 0, 0
+        start += len(self._before)
+        end = data.find(b"\r", start, start + MAX_LENGTH_DIGITS + 1)
+        if end < 0 or not data.startswith(self._after, end) or not data[start:end].isdigit():
+            return 0, 0
+        return int(data[start:end]), end + len(self._after)
 
 
 class Connection(asyncio.Protocol):
@@ -296,6 +354,9 @@ class Connection(asyncio.Protocol):
         self._last_bytes = b""
         self._untaken_bytes = 0
         self._head_bytes = 0
+        self._known: KnownHead | None = None
+        self._unlike_heads = 0
+        self._missing_bytes = 0
         self._seat: Seat
         self._start_afresh()
 
@@ -309,6 +370,8 @@ class Connection(asyncio.Protocol):
         self._body_bytes = 0
         self._length = 0
         self._most_bytes = MAX_BODY_BYTES
+        self._head: Head | None = None
+        self._head_data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take a connection; where there are too many, another may have to go."""
@@ -348,8 +411,12 @@ class Connection(asyncio.Protocol):
         """Read on, from one place where a message may end to the next."""
         start = 0
         while start < len(data) and not self._is_refused:
-            end = self._stop_in(data, start)
-            self._read(data[start:end])
+            if self._missing_bytes:
+                end = min(start + self._missing_bytes, len(data))
+                self._read_known_body(data[start:end])
+            elif not (end := self._read_known_head(data, start)):
+                end = self._stop_in(data, start)
+                self._read(data[start:end])
             start = end
         self._last_bytes = (self._last_bytes + data[-3:])[-3:]
         unfinished = self._framing_bytes if self._is_in_head else 0
@@ -374,8 +441,37 @@ class Connection(asyncio.Protocol):
         place = data.find(_EMPTY_LINE, start)
         return len(data) if place < 0 else place + len(_EMPTY_LINE)
 
+    def _read_known_head(self, data: bytes, start: int) -> int:
+        """Read a head that is the same as the last one; return where it ends, 0 if it is not."""
+        known = self._known
+        if known is None or self._is_in_message:
+            return 0
+        length, end = known.read(data, start)
+        if not length:
+            return 0
+        self._unlike_heads = 0
+        self.on_message_begin()
+        self._is_in_head = False
+        self._headers = known.headers
+        self._missing_bytes = length
+        head = known.head
+        try:
+            self._take_head(head if length == head.length else head._replace(length=length))
+        except ApiError as api_error:
+            self._refuse(api_error)
+        return end
+
+    def _read_known_body(self, data: bytes) -> None:
+        self._missing_bytes -= len(data)
+        self._keep_body(data)
+        if self._missing_bytes or self._is_refused or self._known is None:
+            return
+        known = self._known
+        self._hand_over(self._exchange({**known.scope}, known.kept, keep_alive=True))
+
     def _read(self, data: bytes) -> None:
         self._framing_bytes += len(data)
+        is_first = not self._is_in_message
         try:
             try:
                 self._parser.feed_data(data)
@@ -387,6 +483,9 @@ class Connection(asyncio.Protocol):
         else:
             if self._framing_bytes > _NO_FRAMING_BYTES:
                 self._check_framing()
+            elif is_first and self._is_in_message and self._length and not self._body_bytes:
+                # It is the whole head, and nothing else.
+                self._head_data = data
 
     def _pass_over_upgrade(self) -> None:
         """Read the same head again without the wish; the parser would not read its body."""
@@ -452,7 +551,8 @@ class Connection(asyncio.Protocol):
         self._is_in_head = False
         self._framing_bytes = 0
         try:
-            self._take_head(read_head(self._url, self._headers, self._parser.get_http_version()))
+            self._head = read_head(self._url, self._headers, self._parser.get_http_version())
+            self._take_head(self._head)
         except ApiError as api_error:
             self._refuse(api_error)
 
@@ -476,8 +576,10 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """Collect the body, within bounds."""
         self._framing_bytes -= len(body)
-        if self._is_refused:
-            return
+        if not self._is_refused:
+            self._keep_body(body)
+
+    def _keep_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
         self._parts.append(body)
         has_room = self._seat.hold(len(body))
@@ -498,8 +600,25 @@ class Connection(asyncio.Protocol):
             self._check_framing()
         if self._is_refused or self._would_upgrade():
             return
+        version = self._parser.get_http_version()
+        method = self._parser.get_method().decode("ascii")
+        scope = scope_of(method, self._url, version, self._headers, self._peers)
+        keep_alive = version == "1.1" and self._parser.should_keep_alive()
+        kept: Kept = {}
+        if not keep_alive:
+            self._known = None
+        elif self._head_data and self._head is not None:
+            self._remember(self._head_data, self._head, scope, kept)
+        self._hand_over(self._exchange({**scope}, kept, keep_alive=keep_alive))
+
+    def _remember(self, data: bytes, head: Head, scope: dict[str, Any], kept: Kept) -> None:
+        """Remember a head for the next request, unless they are different every time."""
+        self._unlike_heads += 1
+        if self._unlike_heads <= MAX_UNLIKE_HEADS:
+            self._known = KnownHead.of(data, head, scope, kept)
+
+    def _hand_over(self, exchange: Exchange) -> None:
         self._is_in_message = False
-        exchange = self._exchange()
         self._start_afresh()
         if self._current is None and self._drained is None:
             self._run(exchange)
@@ -507,15 +626,14 @@ class Connection(asyncio.Protocol):
             self._waiting.append(exchange)
             self._pause()
 
-    def _exchange(self) -> Exchange:
-        version = self._parser.get_http_version()
-        method = self._parser.get_method().decode("ascii")
-        scope = scope_of(method, self._url, version, self._headers, self._peers)
-        is_extra = self._seat.is_extra
-        keep_alive = version == "1.1" and self._parser.should_keep_alive() and not is_extra
-        scope["headgate.seat"] = self._seat
+    def _exchange(self, scope: dict[str, Any], kept: Kept, *, keep_alive: bool) -> Exchange:
+        keep_alive = keep_alive and not self._seat.is_extra
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         exchange = Exchange(self, scope, body, self._shared.date, keep_alive=keep_alive)
+        scope["headgate.seat"] = self._seat
+        scope["headgate.kept"] = kept
+        scope["headgate.answer"] = exchange.answer
+        scope["headgate.take"] = exchange.take_body
         scope["headgate.when_gone"] = exchange.when_gone
         scope["headgate.let_go"] = partial(self._let_go_of_body, exchange)
         return exchange

@@ -50,15 +50,25 @@ class ClientGoneError(Exception):
     """The client closed the connection before it had sent its request."""
 
 
+Kept = dict[str, Any]
+"""What parts of the application have learned from a head, by their names."""
+
+
 class Request:
     """One HTTP request. What is asked for is looked up when it is asked for."""
 
-    __slots__ = ("_first", "_receive", "_scope", "caller", "method", "request_id")
+    __slots__ = ("_first", "_receive", "_scope", "caller", "kept", "method", "request_id")
 
     def __init__(self, scope: Any, receive: Any) -> None:  # noqa: ANN401 - as ASGI has it
         self._scope = scope
         self._receive = receive
         self._first: dict[bytes, bytes] | None = None
+        """The first header of each name."""
+
+        kept: Kept | None = scope.get("headgate.kept")
+        self.kept: Kept = {} if kept is None else kept
+        """What was learned from the head: it is there again when the client repeats the head."""
+
         self.method: str = scope["method"]
         self.request_id: bytes = b""
         self.caller = LOCAL
@@ -68,7 +78,8 @@ class Request:
         headers = [one for one in self._scope["headers"] if one[0] != b"authorization"]
         if authorization:
             headers.append((b"authorization", authorization))
-        request = Request({**self._scope, "headers": headers}, self._receive)
+        changed = {**self._scope, "headers": headers, "headgate.kept": None}
+        request = Request(changed, self._receive)
         request.request_id = self.request_id
         return request
 
@@ -124,7 +135,11 @@ class Request:
         """Return the first header of this name; empty if there is none."""
         first = self._first
         if first is None:
-            first = self._first = dict(reversed(self._scope["headers"]))
+            kept = self.kept
+            first = kept.get("first")
+            if first is None:
+                first = kept["first"] = dict(reversed(self._scope["headers"]))
+            self._first = first
         return first.get(name, b"")
 
     def identity(self) -> tuple[bytes, bytes, bytes]:
@@ -191,6 +206,12 @@ class Request:
         body: bytes = message.get("body", b"")
         return await self._rest_of_body(body) if message.get("more_body", False) else body
 
+    def body_at_once(self) -> bytes | None:
+        """Return the whole body where it has come with the request; None if it is to be awaited."""
+        take = self._scope.get("headgate.take")
+        body: bytes | None = None if take is None else take()
+        return body
+
     def all_headers(self) -> Sequence[tuple[bytes, bytes]]:
         """Return all headers, their names in lower case."""
         headers: Sequence[tuple[bytes, bytes]] = self._scope["headers"]
@@ -207,6 +228,13 @@ class Request:
         let_go = self._scope.get("headgate.let_go")
         if let_go is not None:
             let_go()
+
+    @property
+    def answer(self) -> Callable[[int, Sequence[tuple[bytes, bytes]], bytes], None] | None:
+        """What takes a whole answer at once; None under another server."""
+        answer: Callable[[int, Sequence[tuple[bytes, bytes]], bytes], None] | None
+        answer = self._scope.get("headgate.answer")
+        return answer
 
     async def gone(self) -> None:
         """Wait until the client has closed the connection; what it still sends is not read."""

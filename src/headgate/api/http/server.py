@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from headgate.api.http.connection import Connections
-from headgate.api.shares import EXTRA_CONNECTIONS, MAX_CONNECTIONS
+from headgate.api.shares import EXTRA_CONNECTIONS, MAX_CONNECTIONS, MAX_SPILLED_FILES
 from headgate.errors import InvalidSettingError
 
 DRAIN_SECONDS = 10.0
@@ -28,6 +28,9 @@ MACOS_OPEN_FILES = 10_240
 LEAST_KEPT_FILES = 64
 KEPT_SHARE_OF_FILES = 4
 """A part of the open files, and so many at least, are for the store, targets and commands."""
+
+SPILLED_SHARE_OF_FILES = 8
+"""Another part is for the bodies of calls that wait."""
 
 BACKLOG = 2048
 MAX_PORT = 65_535
@@ -79,7 +82,10 @@ async def serve(
         listener.close()
         raise
     connections = Connections(app)
-    room = room_for_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    open_files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    spilled = connections.shares.spilled.files
+    spilled.most = min(spilled.most, room_for_spilled(open_files))
+    room = room_for_connections(open_files)
     pool = connections.shares.connections
     if room < pool.most:
         log.warning("few files may be open, so few connections too", connections=room)
@@ -114,7 +120,15 @@ def room_for_connections(open_files: int) -> int:
     if open_files in (resource.RLIM_INFINITY, -1):
         return MAX_CONNECTIONS
     kept = LEAST_KEPT_FILES + open_files // KEPT_SHARE_OF_FILES + EXTRA_CONNECTIONS
+    kept += room_for_spilled(open_files)
     return max(min(open_files - kept, MAX_CONNECTIONS), open_files // KEPT_SHARE_OF_FILES)
+
+
+def room_for_spilled(open_files: int) -> int:
+    """Return how many files the bodies of calls that wait may have open."""
+    if open_files in (resource.RLIM_INFINITY, -1):
+        return MAX_SPILLED_FILES
+    return min(MAX_SPILLED_FILES, open_files // SPILLED_SHARE_OF_FILES)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -174,6 +188,8 @@ class RequestLog:
         """Have a request answered, and say how."""
         started = time.perf_counter()
         head: dict[str, Any] = {}
+        # Every answer is to be seen here.
+        scope.pop("headgate.answer", None)
 
         async def noting(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":

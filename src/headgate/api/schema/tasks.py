@@ -374,7 +374,7 @@ class ReserveBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="came
     scope: str
     """Where the amount is reserved, with all ancestors. Empty is the root."""
     usd: str | int | float = 0
-    """Dollars, as a text or a number. Exact to the micro-dollar; a smaller rest is rounded up."""
+    """Dollars, as a string or a number. Exact to the micro-dollar; a smaller rest is rounded up."""
     tokens: int = 0
     """A whole number of tokens."""
     also: list[str] = []

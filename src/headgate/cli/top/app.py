@@ -330,7 +330,7 @@ class Top(App[None]):
         """Show only what contains a text."""
         wanted = event.value.strip()
         if not wanted.isprintable():
-            self.say("A text to look for has printable characters only.", is_problem=True)
+            self.say("Type printable characters only.", is_problem=True)
             return
         self._wanted = wanted
         self.action_pane(self._current)

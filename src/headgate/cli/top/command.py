@@ -40,10 +40,11 @@ Examples:
 @json_option
 @click.pass_context
 def top(context: click.Context, /, *, connection: Connection, as_json: bool) -> None:
-    """Show live what runs, what waits and why, and what it costs.
+    """Show live what runs, what waits and why, and the costs.
 
-    Press ? for the keys, q to quit. It needs a token with the permission read; a token of one
-    project or agent shows only that. With --json it prints one snapshot and ends.
+    Press ? for the keys, q to quit. The token needs the permission read. With a token that is
+    restricted to a project or agent, top shows only that project or agent. With --json it
+    prints one snapshot and ends.
     """
     if as_json:
         with connect(connection) as client:

@@ -24,7 +24,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, tzinfo
-from enum import Enum
 from math import inf
 from typing import NamedTuple, Protocol
 
@@ -79,7 +78,7 @@ from headgate.errors import (
 )
 
 
-class Unit(Enum):
+class Unit(FastEnum):
     """The two columns of a ledger."""
 
     MICRO_USD = "micro_usd"
@@ -883,7 +882,7 @@ class AdjustRequest(msgspec.Struct, frozen=True, kw_only=True):
                 current="made",
                 wanted=f"{self.call.value}ed with other parameters",
                 allowed=(),
-                advice="its id is taken by other parameters, use a new id",
+                advice="its id was used with other parameters, use a new id",
             )
 
     def made(self, changes: Mapping[int, Delta], current: int, now: float) -> Reservation:

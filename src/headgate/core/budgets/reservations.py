@@ -66,10 +66,10 @@ class Booking(FastEnum):
     """What a reservation weighs on each of its scopes, in dollars and in tokens alike."""
 
     NOTHING = "nothing"
-    RESERVED = "reserved: what is held"
-    ASSUMED = "spent: what was held"
-    ACTUAL = "spent: the actual up to what was held; overrun: the rest"
-    UNHELD = "overrun: all of the actual"
+    RESERVED = "reserved: the amount"
+    ASSUMED = "spent: the reserved amount"
+    ACTUAL = "spent: the actual cost, up to the reserved amount; overrun: the rest"
+    UNHELD = "overrun: the whole actual cost"
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -150,7 +150,7 @@ def _refuse(why: str) -> Rule:
 
 _REPEAT = Rule(answer=Answer.REPEAT)
 _REPEAT_IF_SAME = Rule(
-    answer=Answer.REPEAT_IF_SAME, why="its id is taken by other parameters, use a new id"
+    answer=Answer.REPEAT_IF_SAME, why="its id was used with other parameters, use a new id"
 )
 _LEASE_ENDED = _refuse("its lease ended, do not call the provider, reserve again under a new id")
 _OVER = _refuse("it is settled, reserve again under a new id")
@@ -210,7 +210,7 @@ RULES: dict[ReservationState, dict[Call, Rule]] = {
 
 # An id that the ledger does not have. Reserve may also ask to be dispatched at once.
 UNKNOWN_RULES: dict[Call, Rule] = {
-    **dict.fromkeys(Call, _refuse("it was never made, or was settled long ago, reserve first")),
+    **dict.fromkeys(Call, _refuse("it was never made, or was settled long ago; reserve first")),
     Call.RESERVE: _move(ReservationState.HELD, Booking.RESERVED),
 }
 

@@ -357,7 +357,7 @@ def _cut(text: str) -> str:
 # Rule: each thing that happens is told once, and a line that asks for something to be done says
 # what.
 
-_FAR = "some far day"
+_FAR = "a time in the far future"
 _NO_KEY = QuotaFailureKind.NO_KEY.value
 _THROTTLED = QuotaFailureKind.THROTTLED.value
 
@@ -404,7 +404,7 @@ def store_away(name: str, loop: str, pulse: Pulse, problem: str) -> None:
     if not pulse.problem.startswith("the store"):
         line = f"slot {name} {loop} cannot reach the store; nothing is sent until it can"
         _of(name).warning(line, problem=problem)
-    pulse.problem = "the store cannot be asked"
+    pulse.problem = "the store is unavailable"
 
 
 def went_on(name: str, loop: str, pulse: Pulse) -> None:

@@ -75,7 +75,7 @@ class SlotWatch:
                 await self._refresh_once()
                 self._tell("")
             except StoreUnavailableError as error:
-                self._tell(str(error) or "the store cannot be asked")
+                self._tell(str(error) or "the store is unavailable")
             self.refresh_pulse.end(self._rows.now())
             await asyncio.sleep(self._refresh_seconds)
 
