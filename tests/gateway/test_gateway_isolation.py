@@ -21,7 +21,12 @@ from gateway.gateway_service import (
     asking,
     gateway_service,
 )
+from gateway.test_task_calls import ended
+from headgate.config.settings import Settings
+from headgate.config.slot_keys import SlotKeys
+from headgate.core.task import TaskStatus
 from headgate.gateway import routing
+from headgate.gateway.gateway import StoredResponses
 from headgate.gateway.routing import CIRCUIT_FAILURES, MAX_CIRCUIT_SECONDS
 from headgate.storage.tokens import Bounds, Permission, new_token
 
@@ -133,6 +138,98 @@ async def test_what_is_passed_on_opens_no_circuit(
         assert answer.status_code == 200
 
 
+@pytest.mark.parametrize("sender", ["two tokens", "two tasks"])
+async def test_one_tenant_closes_no_upstream_with_two_senders(
+    tmp_path: Path, sender: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "CIRCUIT_SECONDS", MAX_CIRCUIT_SECONDS)
+    async with gateway_service(tmp_path, TENANTS + CALLS_OF_TASKS) as gateway:
+        gateway.service.engine.node.address = f"http://127.0.0.1:{gateway.port}"
+        gateway.upstream.decide = lambda one: Plan(status=500) if b"BAD" in one.body else None
+        tokens = [await token(gateway, "a"), await token(gateway, "a")]
+        if sender == "two tokens":
+            for number in range(CIRCUIT_FAILURES + 1):
+                failed = await gateway.ask(CHAT, f"BAD {number}", headers=tokens[number % 2])
+                assert failed.status_code == 502, failed.text
+        else:
+            calls = [{"prompt": f"BAD {number}"} for number in range(CIRCUIT_FAILURES)]
+            for one in tokens:
+                body: dict[str, object] = {"action": "work", "projectId": "a", "target": "plain"}
+                body["params"] = {"calls": calls}
+                sent = await gateway.client.post("/tasks", json=body, headers=one)
+                assert sent.status_code == 202, sent.text
+                record = await ended(gateway, sent.json()["taskId"])
+                assert record.task.status is TaskStatus.DONE, record.error
+        assert len(gateway.upstream.requests) > CIRCUIT_FAILURES
+        answer = await gateway.ask(CHAT, headers=await token(gateway, "b"))
+        assert answer.status_code == 200, answer.text
+        assert int(answer.headers["x-headgate-waited-ms"]) < 1_000 * MAX_CIRCUIT_SECONDS / 2
+
+
+CALLS_OF_TASKS = """
+[targets.plain]
+kind = "callable"
+entry_point = "gateway.test_task_calls:agent"
+gateway = true
+"""
+TWO_MEMBERS = """
+[models.either]
+route = ["openai/gpt-bad", "openai/gpt-good"]
+"""
+
+
+async def test_a_tenant_whose_calls_fail_leaves_the_others_their_retries(tmp_path: Path) -> None:
+    upstreams = UPSTREAMS + TWO_MEMBERS
+    async with gateway_service(tmp_path, TENANTS, upstreams=upstreams) as gateway:
+        gateway.upstream.decide = lambda one: Plan(status=500) if one.model == "gpt-bad" else None
+        one, other = await token(gateway, "a"), await token(gateway, "b")
+        statuses = [
+            (await gateway.ask(CHAT, str(number), headers=one, model="either")).status_code
+            for number in range(2 * int(routing.FIRST_RETRY_CREDIT))
+        ]
+        assert statuses[0] == 200
+        assert statuses[-1] == 502, "its retries are used up"
+        assert (await gateway.ask(CHAT, headers=one)).status_code == 200, "it is not the upstream"
+        answer = await gateway.ask(CHAT, headers=other, model="either")
+        assert answer.status_code == 200, answer.text
+
+
+def test_the_budgets_of_retries_are_of_a_bounded_number_of_tenants() -> None:
+    upstreams = routing.Upstreams(Settings(), {}, SlotKeys(Settings(), {}))
+    for number in range(2 * routing.MAX_TENANTS):
+        upstreams.call_begins(f"project:{number}")
+    assert len(upstreams._retry_credit) == routing.MAX_TENANTS
+    assert upstreams.may_retry(f"project:{2 * routing.MAX_TENANTS - 1}")
+    assert not upstreams.may_retry("project:0")
+
+
+@pytest.mark.parametrize("each", [2, 2_500])
+async def test_a_busy_tenant_has_no_other_lose_its_stored_responses(
+    tmp_path: Path, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are pushed out of memory are found in the store."""
+    monkeypatch.setattr("headgate.gateway.gateway.MAX_STORED", 4)
+    monkeypatch.setattr("headgate.gateway.gateway.MAX_STORED_EACH", each)
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        one, busy = await token(gateway, "a"), await token(gateway, "b")
+        mine = [await stored(gateway, one) for _ in range(3)]
+        theirs = [await stored(gateway, busy) for _ in range(9)]
+        memory = gateway.gateway._stored
+        assert len(memory) <= 4
+        assert memory.owner(mine[-1]) == "a", "it has a part of the memory"
+        assert memory.owner(theirs[0]) is None
+        await gateway.calls.settled(seconds=20.0)
+        for headers, ids in ((one, mine), (busy, theirs)):
+            for response_id in ids:
+                path = f"{RESPONSES}/{response_id}"
+                assert (await gateway.client.get(path, headers=headers)).status_code == 200
+        for response_id in mine:
+            refused = await gateway.client.delete(f"{RESPONSES}/{response_id}", headers=busy)
+            assert refused.status_code == 404, refused.text
+        own = await gateway.ask(RESPONSES, headers=one, previous_response_id=mine[0])
+        assert own.status_code == 200, own.text
+
+
 async def test_an_operator_is_told_whose_a_stored_response_is(tmp_path: Path) -> None:
     async with gateway_service(tmp_path, TENANTS.replace("required = true", "")) as gateway:
         made = await gateway.ask(f"/p/a{RESPONSES}")
@@ -196,7 +293,8 @@ async def test_what_is_free_needs_no_budget(tmp_path: Path) -> None:
         assert refused.status_code == 402, refused.text
         made = await gateway.ask(RESPONSES)
         response_id = made.json()["id"]
-        gateway.gateway._stored[response_id] = "a"
+        gateway.gateway._stored = StoredResponses()
+        gateway.gateway._stored.note(response_id, "a")
         for path in (f"/p/a{RESPONSES}/{response_id}", "/p/a/v1/models"):
             answer = await gateway.client.get(path)
             assert answer.status_code == 200, (path, answer.text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import httpx2
 import psycopg
+import pytest
 
 from gateway.billing_upstream import BillingUpstream
 from gateway.gateway_service import ANTHROPIC_KEY, CHAT, MESSAGES, asking
@@ -203,4 +206,46 @@ async def test_a_leader_that_is_killed_takes_its_calls_along_and_no_money_is_los
                 while found["spentTokens"] + found["overrunTokens"] != billed:
                     found = await status(second)
         finally:
+            await asyncio.to_thread(stack.__exit__, None, None, None)
+
+
+async def test_a_leader_that_is_stopped_and_closes_nothing_loses_its_calls_like_one_that_is_killed(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    async with BillingUpstream() as upstream, httpx2.AsyncClient(timeout=60.0) as client:
+        stack = two_nodes(tmp_path, postgres_url, upstream)
+        first, second = await asyncio.to_thread(stack.__enter__)
+
+        def ask(path: str, *, is_stream: bool = False) -> asyncio.Task[httpx2.Response]:
+            prompt = "[[words 1000]] [[pace 0.1]]" if is_stream else "[[until never]]"
+            body = asking(path, prompt, is_stream=is_stream)
+            return asyncio.create_task(
+                client.post(f"{second.address}/p/team{path}", json=body, headers=KEY)
+            )
+
+        stopped: list[int] = []
+        try:
+            opened = ask(CHAT, is_stream=True)
+            await asyncio.to_thread(wait_until, lambda: len(upstream.requests) == 1, seconds=20.0)
+            running = ask(MESSAGES)
+            await asyncio.to_thread(wait_until, lambda: len(upstream.requests) == 2, seconds=20.0)
+            waiting = ask(MESSAGES)
+            await asyncio.to_thread(wait_until, lambda: waiting_at(first) == 1, seconds=20.0)
+            for pid in first.pids:
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
+            async with asyncio.timeout(40.0):
+                for one in (running, waiting):
+                    answer = await one
+                    assert answer.status_code == 503, answer.text
+                    assert int(answer.headers["retry-after"]) <= 55
+                    assert "its outcome is unknown" in answer.json()["error"]["message"]
+                with pytest.raises(httpx2.RemoteProtocolError):
+                    await opened
+            assert second.ask("GET", "/readyz").body["role"] == "dispatcher"
+            again = await client.post(f"{second.address}{CHAT}", json=asking(CHAT), headers=KEY)
+            assert again.status_code == 200, again.text
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
             await asyncio.to_thread(stack.__exit__, None, None, None)

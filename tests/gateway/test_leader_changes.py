@@ -7,16 +7,19 @@ resigns, as a drain does, or until it is cut off from the store for longer than 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 import httpx2
 import msgspec
+import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from budgets.fault_proxy import FaultProxy, running_proxy
 from budgets.servers import PostgresServer, running_pair
@@ -34,6 +37,7 @@ from gateway.gateway_service import (
 from gateway.test_task_calls import claim, ended, submit
 from headgate.engine import call_registry
 from headgate.engine import node as node_module
+from headgate.gateway import relay
 from headgate.gateway.gateway import Patience
 from headgate.gateway.relay import FORWARDED_SECONDS, Place, forwarded_mark, key_of_request
 from headgate.storage.call_rows import LOST
@@ -473,6 +477,42 @@ async def test_a_call_that_no_node_decides_about_waits_for_one(
         )
         assert [one.status_code for one in answers] == [200, 200]
         await nodes.check_books()
+
+
+async def test_a_deciding_node_that_cannot_be_reached_holds_no_call_for_ever(
+    tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "CONNECT_SECONDS", 0.3)
+    with silent_address() as address, capture_logs() as lines:
+        async with two_nodes(tmp_path, postgres) as nodes:
+            nodes.second.gateway.patience = Patience(leader_seconds=1.0)
+            with psycopg.connect(nodes.url, autocommit=True) as connection:
+                for table in ("nodes", "dispatcher"):
+                    connection.execute(f"UPDATE {table} SET address = %s", (address,))
+            node = nodes.second.service.engine.node
+            await nodes.second.until(lambda: node.leader_address == address)
+            async with asyncio.timeout(10.0):
+                answers = await asyncio.gather(*(nodes.second.ask(TEAM) for _ in range(2)))
+            for answer in answers:
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+                assert "can be reached" in error_of(answer)["message"]
+            assert not nodes.upstream.requests
+    told = [one for one in lines if one["event"] == "the deciding node cannot be reached"]
+    assert [one["address"] for one in told] == [address]
+
+
+@contextmanager
+def silent_address() -> Iterator[str]:
+    """Return an address at which a connection neither comes about nor is refused."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 async def test_a_node_that_stops_passes_nothing_more_on_and_waits_for_what_it_has(

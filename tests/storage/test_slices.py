@@ -13,8 +13,8 @@ from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.call import CallRecord, CallState
 from headgate.core.money import MicroUsd, Tokens
-from headgate.engine.escrow import Draw, Escrow
-from headgate.errors import LedgerUnavailableError, StoreError, StoreUnavailableError
+from headgate.engine.escrow import IDLE_SECONDS, Draw, Escrow
+from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.call_rows import (
     CallQuery,
     CallStore,
@@ -271,23 +271,70 @@ async def test_calls_draw_on_what_a_slice_had_while_it_is_turned(
         assert await balance(scene) == (60 + 10 * len(draws), 0, 0)
 
 
-class _Gone(CallStore):
-    """A store that cannot be asked."""
-
-    async def turn(self, turn: SliceTurn) -> SliceAnswer:  # noqa: ARG002
-        raise StoreUnavailableError("gone")
+def sets_of(project: str, count: int) -> list[tuple[Scope, ...]]:
+    name = f"project:{project}"
+    return [(ROOT, Scope(name), Scope(f"{name}/session:{number}")) for number in range(count)]
 
 
-async def test_a_store_that_is_away_is_told_of_within_seconds(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headgate.engine.escrow.ANSWER_SECONDS", 0.05)
+async def use(escrow: Escrow, scene: Scene, scopes: tuple[Scope, ...]) -> bool:
+    """Draw on a slice and settle it; tell whether there was one."""
+    draw = escrow.draw(scopes, Amounts(100)) or await escrow.refill(scopes, Amounts(100))
+    if draw is not None:
+        escrow.settle(draw, Amounts(60), ended(scene, 60))
+    return draw is not None
+
+
+@pytest.fixture
+def few_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headgate.engine.escrow.MAX_SLICES", 4)
+    monkeypatch.setattr("headgate.engine.escrow.MAX_SLICES_EACH", 3)
+
+
+@pytest.mark.usefixtures("few_slices")
+async def test_one_project_leaves_slices_to_the_others(place: Place) -> None:
     async with place.scene() as scene:
-        escrow = escrow_of(scene, _Gone(scene.store))
-        with pytest.raises(LedgerUnavailableError, match="nothing is granted"):
-            await escrow.refill(SCOPES, Amounts(100))
-        for task in list(escrow._turning):
-            task.cancel()
+        escrow = escrow_of(scene)
+        made = [await use(escrow, scene, one) for one in sets_of("greedy", 5)]
+        assert made == [True, True, True, False, False], "they are in use, and it has no more"
+        (other,) = sets_of("other", 1)
+        assert await use(escrow, scene, other)
+        await escrow.recall()
+
+
+@pytest.mark.usefixtures("few_slices")
+async def test_the_slice_that_is_used_least_makes_room(place: Place) -> None:
+    async with place.scene() as scene:
+        escrow = escrow_of(scene)
+        first, second, third, fourth = sets_of("search", 4)
+        in_flight = await escrow.refill(first, Amounts(100))
+        assert in_flight is not None
+        for one in (second, third):
+            assert await use(escrow, scene, one)
+        scene.clock.advance(2 * IDLE_SECONDS)
+        assert await use(escrow, scene, second)
+        assert await use(escrow, scene, fourth)
+        assert set(escrow._slices) == {first, second, fourth}, "what is in flight stays"
+        await escrow.flush()
+        escrow.turn_due()
+        assert not escrow._retired
+        escrow.settle(in_flight, Amounts(60), ended(scene, 60))
+        await escrow.recall()
+        assert await balance(scene) == (5 * 60, 0, 0)
+        page = await CallStore(scene.store).find(CallQuery())
+        assert len(page.records) == 5
+
+
+@pytest.mark.usefixtures("few_slices")
+async def test_a_full_store_of_slices_takes_from_whoever_has_most(place: Place) -> None:
+    async with place.scene() as scene:
+        escrow = escrow_of(scene)
+        for one in (*sets_of("greedy", 3), *sets_of("other", 1)):
+            assert await use(escrow, scene, one)
+        scene.clock.advance(2 * IDLE_SECONDS)
+        (third,) = sets_of("third", 1)
+        assert await use(escrow, scene, third)
+        assert set(escrow._slices) == {*sets_of("greedy", 3)[1:], *sets_of("other", 1), third}
+        await escrow.recall()
 
 
 class _Away(CallStore):

@@ -14,8 +14,9 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import structlog
@@ -51,6 +52,7 @@ from headgate.errors import (
     LimitReachedError,
     NotDispatchingError,
     StoreError,
+    StoreFullError,
     StoreUnavailableError,
 )
 from headgate.storage.call_rows import CallStore, EndedCall, KeptPlace
@@ -59,6 +61,8 @@ from headgate.storage.task_ids import PREFIX
 from headgate.storage.tokens import UNBOUND, Bounds
 
 log = structlog.get_logger("headgate.calls")
+
+T = TypeVar("T")
 
 LEASE_SECONDS = 90.0
 """How long money is held for a call that nobody renews; then it is booked in full."""
@@ -555,7 +559,7 @@ class Calls:
         request = planned.reserve_request(
             call.reserved_name, dispatched=True, lease_seconds=LEASE_SECONDS
         )
-        return await self._ledger.reserve(request)
+        return await _until_answered(partial(self._ledger.reserve, request))
 
     def _name_of(self, call: LiveCall) -> str:
         """Return a name for a reservation that none had before.
@@ -571,7 +575,9 @@ class Calls:
             if draw is None:
                 raise CallRefusedError(TASK_HAS_ENDED)
             name = call.reserved_name = self._name_of(call)
-            refused = await self.tasks.grow(draw, planned, name, lease_seconds=LEASE_SECONDS)
+            refused = await _until_answered(
+                partial(self.tasks.grow, draw, planned, name, lease_seconds=LEASE_SECONDS)
+            )
             if refused is not None:
                 self._not_grown(call, planned, draw, refused)
                 return None
@@ -1290,6 +1296,20 @@ class Calls:
         self._latest[record.id] = record
         if len(self._latest) > MAX_LATEST:
             self._latest.popitem(last=False)
+
+
+async def _until_answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask the store until it can be asked; what is asked for has a name, and is done once.
+
+    Whoever calls this bounds the time.
+    """
+    while True:
+        try:
+            return await ask()
+        except StoreFullError:
+            raise
+        except StoreUnavailableError:
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _may_draw(call: LiveCall, hold: Hold) -> bool:

@@ -14,6 +14,7 @@ for again: it recognises its own work.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ import structlog
 
 from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.scopes import Scope
-from headgate.errors import LedgerUnavailableError, StoreError, StoreUnavailableError
+from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.call_rows import CallStore, EndedCall, SliceAnswer, SliceTurn
 
 log = structlog.get_logger("headgate.escrow")
@@ -33,17 +34,16 @@ IDLE_SECONDS = 1.0
 LEASE_SECONDS = 90.0
 RENEW_SECONDS = LEASE_SECONDS / 3
 RETRY_SECONDS = 0.5
-MAX_SLICES = 64
-"""For how many sets of scopes there are slices; calls of others are reserved one by one."""
+MAX_SLICES = 256
+MAX_SLICES_EACH = 64
+"""For how many sets of scopes there are slices: of all, and of one project; calls of others are
+reserved one by one. A slice that was idle for a moment makes room for another."""
 
 HEADROOM_DRAWS = 4
 """The headroom that is asked for: so many draws like the largest of late, or two turns' worth."""
 
 NEAR_SECONDS = 0.5
 """How long calls are reserved one by one where a limit was near, before a slice is tried again."""
-
-ANSWER_SECONDS = 5.0
-"""How long a call waits for a slice; then it is told that the budgets cannot be asked."""
 
 MAX_ENDED = 2_048
 FLUSH_SECONDS = 1.0
@@ -59,12 +59,14 @@ class Slice:
         "drawn",
         "ended",
         "held",
+        "is_retired",
         "is_turning",
         "largest",
         "last_draw_at",
         "name",
         "near_until",
         "open_draws",
+        "project",
         "recent",
         "scopes",
         "spent",
@@ -73,8 +75,9 @@ class Slice:
         "until",
     )
 
-    def __init__(self, scopes: tuple[Scope, ...]) -> None:
+    def __init__(self, scopes: tuple[Scope, ...], project: str) -> None:
         self.scopes = scopes
+        self.project = project
         self.name = ""
         self.held = Amounts()
         self.drawn = Amounts()
@@ -88,6 +91,7 @@ class Slice:
         self.last_draw_at = 0.0
         self.turned_at = 0.0
         self.is_turning = False
+        self.is_retired = False
         self.turned = asyncio.Event()
 
     @property
@@ -133,6 +137,9 @@ class Escrow:
         self._new_name = new_name
         self._settled = settled
         self._slices: dict[tuple[Scope, ...], Slice] = {}
+        self._retired: list[Slice] = []
+        """Those that made room for others, until the store has all that was spent of them."""
+
         self._turning: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self.is_on = True
@@ -161,15 +168,16 @@ class Escrow:
         """Have a slice turned that has too little, and take from it.
 
         None if the call is to be reserved by itself: a limit is near, or there are too many sets
-        of scopes.
+        of scopes. It waits for as long as the store is away; whoever asks bounds that.
         """
         if not self.is_on:
             return None
         found = self._slices.get(scopes)
         if found is None:
-            if len(self._slices) >= MAX_SLICES:
+            project = _project_of(scopes)
+            if not self._has_room(project):
                 return None
-            found = self._slices[scopes] = Slice(scopes)
+            found = self._slices[scopes] = Slice(scopes, project)
             self._wake.set()
         if self._now() < found.near_until:
             return None
@@ -183,15 +191,43 @@ class Escrow:
                 return draw
         return None
 
+    def _has_room(self, project: str) -> bool:
+        """Tell whether a project may have one more slice; the least used one makes room.
+
+        Among those of the project, if it has as many as it may, otherwise of the one with most.
+        """
+        if len(self._slices) < MAX_SLICES_EACH:
+            return True
+        counts = Counter(one.project for one in self._slices.values())
+        if counts[project] < MAX_SLICES_EACH:
+            if len(self._slices) < MAX_SLICES:
+                return True
+            project = counts.most_common(1)[0][0]
+        unused_since = self._now() - IDLE_SECONDS
+        unused = [
+            one
+            for one in self._slices.values()
+            if one.project == project
+            and not (one.open_draws or one.is_turning)
+            and one.last_draw_at <= unused_since
+        ]
+        if not unused:
+            return False
+        self._retire(min(unused, key=lambda one: one.last_draw_at))
+        return True
+
+    def _retire(self, found: Slice) -> None:
+        """Have a slice give back what it holds, and be forgotten."""
+        del self._slices[found.scopes]
+        if not found.is_idle:
+            found.is_retired = True
+            self._retired.append(found)
+            self._begin_turn(found)
+
     async def _turned(self, found: Slice) -> None:
         if not found.is_turning:
             self._begin_turn(found)
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await found.turned.wait()
-        except TimeoutError:
-            line = "the budget ledger is unavailable, so nothing is granted; try again"
-            raise LedgerUnavailableError(line) from None
+        await found.turned.wait()
 
     def settle(self, draw: Draw, spent: Amounts, ended: EndedCall) -> None:
         """Count what a call cost in place of what it drew; its row goes with the next turn."""
@@ -213,7 +249,7 @@ class Escrow:
     async def run(self) -> None:
         """Turn slices until cancelled."""
         while True:
-            if not self._slices:
+            if not (self._slices or self._retired):
                 self._wake.clear()
                 await self._wake.wait()
             await asyncio.sleep(TURN_SECONDS)
@@ -222,6 +258,10 @@ class Escrow:
     def turn_due(self) -> None:
         """Begin the turn of every slice that needs one."""
         now = self._now()
+        self._retired = [one for one in self._retired if one.is_turning or not one.is_idle]
+        for one in self._retired:
+            if not one.is_turning:
+                self._begin_turn(one)
         for scopes, found in list(self._slices.items()):
             if found.is_turning:
                 continue
@@ -252,7 +292,8 @@ class Escrow:
     async def _turn(self, found: Slice) -> None:
         now = self._now()
         is_unused = now - found.last_draw_at >= IDLE_SECONDS
-        wanted = Amounts() if is_unused or not self.is_on else _wanted(found)
+        is_given_back = is_unused or found.is_retired or not self.is_on
+        wanted = Amounts() if is_given_back else _wanted(found)
         # Headroom stays open for draws, unless there is to be none.
         carried = Amounts()
         if now >= found.near_until:
@@ -318,7 +359,7 @@ class Escrow:
         """Tell the store of everything that was spent, for an exact answer about budgets."""
         # What ended while a slice was turned goes with its next turn.
         for _ in range(2):
-            for found in list(self._slices.values()):
+            for found in [*self._slices.values(), *self._retired]:
                 if found.is_dirty and not found.is_turning:
                     self._begin_turn(found)
             turning = set(self._turning)
@@ -330,13 +371,19 @@ class Escrow:
         """Give back all headroom and wait until that is so; slices are made again when needed."""
         was_on, self.is_on = self.is_on, False
         try:
-            for found in self._slices.values():
+            for found in [*self._slices.values(), *self._retired]:
                 if not found.is_turning:
                     self._begin_turn(found)
             while self._turning:
                 await asyncio.wait(set(self._turning))
         finally:
             self.is_on = was_on
+
+
+def _project_of(scopes: tuple[Scope, ...]) -> str:
+    """Return the project whose budgets some scopes are; empty if they are of none."""
+    parts = (scope.partition("/")[0] for scope in scopes)
+    return next((part for part in parts if part.startswith("project:")), "")
 
 
 def _wanted(found: Slice) -> Amounts:

@@ -195,8 +195,10 @@ ENDED_SECONDS = 2.0
 """Since when the store is asked whether a call has ended, and for how long."""
 
 MAX_STORED = 10_000
+MAX_STORED_EACH = 2_500
 MAX_ID_PLACE = 4_096
-"""How many stored responses are remembered, and where in an answer its id is looked for."""
+"""How many stored responses are remembered, of all and of one project, and where in an answer its
+id is looked for. The store is asked about others."""
 
 RECALLED_CALLS = 5_000
 """From how many of the latest calls it is learned, after a start, what calls cost here."""
@@ -258,11 +260,15 @@ class _ClientLeft(Exception):  # noqa: N818 - it is no error
 
 
 class _HandedOver(Exception):  # noqa: N818 - it is no error
-    """Another node decides about a call that waits; it keeps its place."""
+    """Another node decides about a call that waits; it keeps its place.
 
-    def __init__(self, place: Place) -> None:
+    With `was_taken` a node had it until now, or this one.
+    """
+
+    def __init__(self, place: Place, *, was_taken: bool) -> None:
         super().__init__()
         self.place = place
+        self.was_taken = was_taken
 
 
 class _Refusal(Exception):  # noqa: N818 - it becomes an answer
@@ -400,6 +406,25 @@ class Sender(NamedTuple):
     task: TaskAttempt | None = None
     """The running task that makes the call."""
 
+    @property
+    def tenant(self) -> str:
+        """Whose failures count together, whatever tokens and tasks they come from.
+
+        It is empty where an operator makes the call. A tenant is what its tokens are bound to, or
+        the project of a task; a token that is bound to nothing is one by itself.
+        """
+        if self.task is not None:
+            task = self.task.task
+            return f"project:{task.project_id}" if task.has_claims else ""
+        caller = self.caller
+        if caller.is_trusted:
+            return ""
+        if caller.project_id is not None:
+            return f"project:{caller.project_id}"
+        if caller.agent_id is not None:
+            return f"agent:{caller.agent_id}"
+        return f"token:{caller.token_id}"
+
 
 class KnownSender(NamedTuple):
     """Who sends requests with one head, as long as the settings and the admission hold."""
@@ -527,6 +552,40 @@ def call_headers(live: LiveCall, now: Callable[[], float]) -> list[tuple[bytes, 
     ]
 
 
+class StoredResponses:
+    """Whose the responses are that providers keep; a busy project pushes out its own first."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}
+        self._by_project: dict[str, dict[str, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def owner(self, response_id: str) -> str | None:
+        """Return the project that has made a response, if that is remembered."""
+        return self._owners.get(response_id)
+
+    def note(self, response_id: str, project_id: str) -> None:
+        """Remember whose a response is."""
+        if response_id in self._owners:
+            return
+        self._owners[response_id] = project_id
+        own = self._by_project.setdefault(project_id, {})
+        own[response_id] = None
+        if len(own) > MAX_STORED_EACH:
+            self._forget_oldest(own)
+        elif len(self._owners) > MAX_STORED:
+            self._forget_oldest(max(self._by_project.values(), key=len))
+
+    def _forget_oldest(self, own: dict[str, None]) -> None:
+        oldest = next(iter(own))
+        del own[oldest]
+        project_id = self._owners.pop(oldest)
+        if not own:
+            del self._by_project[project_id]
+
+
 class Gateway:
     """Answers in the protocols of providers; follows the settings in force."""
 
@@ -551,9 +610,9 @@ class Gateway:
         self._prices = api.prices
         self._estimates = CallEstimates()
         self._observe_slot = observe_slot
-        self._leader = LeaderRelay()
+        self._leader = LeaderRelay(lambda: api.engine.node.leader_address)
         self._lost = LostPlaces()
-        self._stored: dict[str, str] = {}
+        self._stored = StoredResponses()
         self._under_way: dict[str, str] = {}
         """The calls whose responses are made in the background, by the ids of these."""
 
@@ -723,7 +782,7 @@ class Gateway:
             del body
         gives_up_at = now() + self.patience.leader_seconds
         while True:
-            since = now()
+            since, was_taken = now(), False
             try:
                 if self._api.engine.dispatcher.is_leading:
                     await self._answer(client, prefixed, protocol)
@@ -736,7 +795,7 @@ class Gateway:
                     raise _stopping()
                 await self._pass_on(client)
             except _HandedOver as handed_over:
-                client.place = handed_over.place
+                client.place, was_taken = handed_over.place, handed_over.was_taken
             except NotDispatchingError:
                 # Another node decides since the tasks were looked at.
                 now_at = self._api.engine.now()
@@ -745,7 +804,7 @@ class Gateway:
                 return
             if is_forwarded:
                 continue
-            if now() - since > LEADER_LOOK_SECONDS:
+            if was_taken and now() - since > LEADER_LOOK_SECONDS:
                 # Somebody had it until now.
                 gives_up_at = now() + self.patience.leader_seconds
             await self._until_decided(client, gives_up_at)
@@ -788,8 +847,9 @@ class Gateway:
             learned = CallEstimates()
             await mapped(records, partial(_learn_again, learned))
             self._estimates = learned
-            stored = {one.response_id: one.project_id for one in records if one.response_id}
-            self._stored = {**stored, **self._stored}
+            for one in records:
+                if one.response_id:
+                    self._stored.note(one.response_id, one.project_id)
             under_way = {one.response_id: one.id for one in records if one.reservation_id}
             self._under_way = {**under_way, **self._under_way}
             self._recalled = led_since
@@ -874,19 +934,25 @@ class Gateway:
         if not address:
             self._ask_again(client, body)
         self._relayed += 1
+        lost = self._leader.watch(address)
         try:
-            await self._relay_to(address, client, body)
+            await self._relay_to(address, client, body, lost)
         finally:
+            self._leader.unwatch(address, lost)
             self._relayed -= 1
             self._idle.set()
 
     def _ask_again(self, client: Client, body: bytes, place: Place | None = None) -> NoReturn:
         """Have a call wait for another node to decide; none has had it, or one has sent it back."""
         client.read_again(body)
+        was_taken = place is not None
         place = place or client.place
-        raise _HandedOver(place or Place(self._calls.new_call_id(), self._api.engine.now()))
+        place = place or Place(self._calls.new_call_id(), self._api.engine.now())
+        raise _HandedOver(place, was_taken=was_taken)
 
-    async def _relay_to(self, address: str, client: Client, body: bytes) -> None:
+    async def _relay_to(
+        self, address: str, client: Client, body: bytes, lost: asyncio.Future[None]
+    ) -> None:
         request = client.request
         path = _path_of(request)
         now = asyncio.get_running_loop().time
@@ -907,26 +973,34 @@ class Gateway:
                 place=client.place.signed(secret, client.request_key),
             )
         )
-        await asyncio.wait((sending, client.gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((sending, client.gone, lost), return_when=asyncio.FIRST_COMPLETED)
         if not sending.done():
             # Nobody waits for it any more, and whoever decides is to know that.
             sending.cancel()
-            return
+            if client.has_gone:
+                return
+            raise self._lost_with_leader(client, client.place, body)
         try:
             sent = sending.result()
         except NotRelayedError as error:
             if not error.was_sent:
                 self._ask_again(client, body)
-            # Whether it is to be sent again, its client decides; that is another call then, at the
-            # same position.
-            retry = Place(self._calls.new_call_id(), client.place.created_at)
-            self._lost.keep(_lost_key(client, body), retry, now())
-            raise _lost_with_node(client.place.call_id) from None
+            raise self._lost_with_leader(client, client.place, body) from None
         with sent as response:
+            lost.add_done_callback(lambda _: response.close())
             kept = await self._read_place(client, response.header(PLACE))
             if kept is not None:
                 self._ask_again(client, body, kept)
             await self._relay_answer(client, body, response)
+
+    def _lost_with_leader(self, client: Client, place: Place, body: bytes) -> _Refusal:
+        """Refuse a call whose node is lost, and keep its position.
+
+        Whether it is to be sent again, its client decides; that is another call then.
+        """
+        retry = Place(self._calls.new_call_id(), place.created_at)
+        self._lost.keep(_lost_key(client, body), retry, asyncio.get_running_loop().time())
+        return _lost_with_node(place.call_id)
 
     async def _relay_answer(self, client: Client, body: bytes, response: UpstreamResponse) -> None:
         is_stream = response.header(b"content-type").startswith(b"text/event-stream")
@@ -1094,7 +1168,7 @@ class Gateway:
                 raise _Refusal(Failure.WRONG_PROTOCOL, str(error)) from None
         if asked.call.previous_id:
             for member, _ in asked.members:
-                self._check_stored(sender, member, asked.call.previous_id)
+                await self._check_stored(sender, member, asked.call.previous_id)
         if not self._are_priced(asked):
             await self._check_prices(asked)
         if asked.call.is_background:
@@ -1222,7 +1296,7 @@ class Gateway:
 
     async def _carry(self, asked: Asked) -> None:
         """Have a call wait, send it, and book what it cost."""
-        self._upstreams.call_begins()
+        self._upstreams.call_begins(asked.sender.tenant)
         draft = self._draft(asked)
         # It may have its turn at once, and its key by its session.
         if asked.session:
@@ -1254,7 +1328,8 @@ class Gateway:
             self._calls.hand_over(live)
             asked.client.read_again(await asked.body.read())
             events = -1 if asked.client.relay is None else asked.client.relay.events
-            raise _HandedOver(Place(live.id, live.record.created_at, events)) from None
+            place = Place(live.id, live.record.created_at, events)
+            raise _HandedOver(place, was_taken=True) from None
         except StoreError as error:
             self._lose(asked, live, api_error_of(error).body.error)
             raise
@@ -1775,7 +1850,7 @@ class Gateway:
             raise _Refusal(Failure.UPSTREAM_FAILED, outcome.error)
         asked.failed.add((upstream.name, live.route.model, grant.slot))
         route = self._untried(asked, live)
-        if route is not None and self._upstreams.may_retry():
+        if route is not None and self._upstreams.may_retry(asked.sender.tenant):
             self.sessions.avoid(live.id, self._failed_slots(asked, route))
             self._calls.move(live, route)
             return False
@@ -1833,9 +1908,8 @@ class Gateway:
         if asked.name == OTHER:
             # Nobody here knows what was asked, so that it may be what fails.
             return
-        caller = asked.sender.caller
-        tenant = "" if caller.is_trusted else caller.token_id
-        closure = self._upstreams.failed(upstream, why, self._api.engine.now(), tenant=tenant)
+        now, tenant = self._api.engine.now(), asked.sender.tenant
+        closure = self._upstreams.failed(upstream, why, now, tenant=tenant)
         if closure is not None:
             self._calls.close(closure)
 
@@ -1950,9 +2024,15 @@ class Gateway:
     async def _correct(self, asked: Asked, reported: ReportedUsage) -> None:
         """Book what a response in the background cost, which somebody asks for now."""
         _, _, response_id = asked.path.partition("?")[0].partition("/responses/")
-        call_id = self._under_way.get(response_id)
-        if call_id is None or not reported.is_possible:
+        if not reported.is_possible:
             return
+        call_id = self._under_way.get(response_id)
+        if call_id is None:
+            # Others may have pushed it out of memory.
+            record = await self._call_of(response_id)
+            if record is None or not record.reservation_id:
+                return
+            call_id = record.id
         usage = reported.cost(self._prices)
         if usage.tokens is None:
             return
@@ -2268,10 +2348,10 @@ class Gateway:
         asked.is_free = kind_of(request.method, path) is requests.Kind.FREE
         _check_model(asked.call.model or OTHER)
         asked.members = [(upstream, asked.call.model or OTHER)]
-        self._check_passed_through(asked, upstream, path)
+        await self._check_passed_through(asked, upstream, path)
         await self._in_turn(asked)
 
-    def _check_passed_through(self, asked: Asked, upstream: Upstream, path: str) -> None:
+    async def _check_passed_through(self, asked: Asked, upstream: Upstream, path: str) -> None:
         """Refuse what a tenant may not do with the key of the service, and what nobody can bound.
 
         Behind that key lies what all tenants have stored there, and the account itself. A tenant
@@ -2282,7 +2362,7 @@ class Gateway:
             raise _Refusal(Failure.BAD_REQUEST, line)
         _, is_response, stored = path.partition("/responses/")
         if is_response and upstream.kind == "openai":
-            self._check_stored(asked.sender, upstream, stored.partition("/")[0])
+            await self._check_stored(asked.sender, upstream, stored.partition("/")[0])
             return
         if asked.sender.caller.is_trusted or not self._upstreams.has_key(upstream):
             return
@@ -2298,18 +2378,31 @@ class Gateway:
             return
         response_id = found[1].decode()
         live.change(response_id=response_id)
-        self._stored[response_id] = asked.who.project_id
-        if len(self._stored) > MAX_STORED:
-            del self._stored[next(iter(self._stored))]
+        self._stored.note(response_id, asked.who.project_id)
 
-    def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
+    async def _owner_of(self, response_id: str) -> str | None:
+        """Return the project that has made a stored response; None if nobody knows."""
+        owner = self._stored.owner(response_id)
+        if owner is None and (record := await self._call_of(response_id)) is not None:
+            owner = record.project_id
+            self._stored.note(response_id, owner)
+        return owner
+
+    async def _call_of(self, response_id: str) -> CallRecord | None:
+        """Return the call that has ended of which a stored response came."""
+        store = self._api.engine.call_store
+        if store is None or _RESPONSE_ID.fullmatch(response_id) is None:
+            return None
+        return await store.of_response(response_id)
+
+    async def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
         """Refuse a response behind the key of the service that another project has made.
 
         Of one that nobody remembers an operator may ask, and a tenant may not.
         """
         if not self._upstreams.has_key(upstream):
             return
-        owner, project_id = self._stored.get(response_id), sender.identity.project_id
+        owner, project_id = await self._owner_of(response_id), sender.identity.project_id
         is_trusted = sender.caller.is_trusted
         if owner == project_id or (owner is None and is_trusted):
             return
@@ -2328,6 +2421,7 @@ _URLS = tuple(path.encode() for path in _PATHS)
 _AMBIGUOUS = re.compile(r"[;?#\\\x00-\x20]|%(?:[01][0-9a-f]|2[035f]|3[bf]|5c|7f)", re.IGNORECASE)
 """What some servers take for the end of a path or of a part of it, and others do not."""
 _UNDER_WAY = re.compile(rb'"status"\s*:\s*"(?:queued|in_progress)"')
+_RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 _STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 
 
@@ -2483,7 +2577,7 @@ def _stopping() -> _Refusal:
 
 
 def _undecided() -> _Refusal:
-    line = "no node decides about calls at this moment; try again in a moment"
+    line = "no node that decides about calls can be reached at this moment; try again in a moment"
     return _Refusal(Failure.UNAVAILABLE, line, retry_after_seconds=STOP_SECONDS)
 
 

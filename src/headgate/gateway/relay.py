@@ -12,13 +12,16 @@ that it has passed a request on, and only with that request is a place believed:
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import NamedTuple
+
+import structlog
 
 from headgate.api.forwarding import FORWARDED
 from headgate.core.call import CALL_PREFIX
@@ -29,6 +32,8 @@ from headgate.gateway.connection_pool import (
     UpstreamResponse,
 )
 
+log = structlog.get_logger("headgate.gateway")
+
 PLACE = b"x-headgate-place"
 """The header in which nodes tell each other the place of a call; clients never see it."""
 
@@ -38,10 +43,16 @@ FORWARDED_SECONDS = 300.0
 MAX_NODES = 8
 """To how many nodes connections are kept: the one that dispatches changes now and then."""
 
+CONNECT_SECONDS = 3.0
 READ_SECONDS = 600.0
 MAX_LOST_PLACES = 10_000
 LOST_PLACE_SECONDS = 60.0
 """How many calls that were lost with the node that decided keep their place, and for how long."""
+
+LEFT_LOOK_SECONDS = 1.0
+ANSWER_SECONDS = 5.0
+"""How often it is looked whether another node decides than the one that was asked, and how long
+that one may take to show that it lives."""
 
 _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"content-length", b"date", b"upgrade")
@@ -187,10 +198,56 @@ def _may_be_comment(tail: bytes) -> bool:
 
 
 class LeaderRelay:
-    """Connections to the nodes that decide, or did."""
+    """Connections to the nodes that decide, or did.
 
-    def __init__(self) -> None:
+    `leader_address` says where the node is that decides now. What was passed on to another one goes
+    on there, as long as that one lives: it is asked now and then. A process that is stopped and a
+    host that is cut off close no connection.
+    """
+
+    def __init__(self, leader_address: Callable[[], str]) -> None:
+        self._leader_address = leader_address
         self._pools: dict[str, UpstreamPool] = {}
+        self._relayed: dict[str, set[asyncio.Future[None]]] = {}
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._unreached = ""
+
+    def watch(self, address: str) -> asyncio.Future[None]:
+        """Return what is done once the node at an address has neither the lead nor an answer."""
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        relayed = self._relayed.get(address)
+        if relayed is None:
+            relayed = self._relayed[address] = set()
+            self._watching[address] = asyncio.ensure_future(self._watch(address, relayed))
+        relayed.add(lost)
+        return lost
+
+    def unwatch(self, address: str, lost: asyncio.Future[None]) -> None:
+        """Take note that something has its answer that was passed on."""
+        if address in self._relayed:
+            self._relayed[address].discard(lost)
+
+    async def _watch(self, address: str, relayed: set[asyncio.Future[None]]) -> None:
+        try:
+            while relayed:
+                await asyncio.sleep(LEFT_LOOK_SECONDS)
+                if self._leader_address() in ("", address) or await self._answers(address):
+                    continue
+                waiting = [one for one in relayed if not one.done()]
+                if waiting:
+                    log.warning("a node does not answer that decided before", address=address)
+                for lost in waiting:
+                    lost.set_result(None)
+        finally:
+            del self._relayed[address], self._watching[address]
+
+    async def _answers(self, address: str) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                (await self._pool(address).send("HEAD", "/", (), b"")).close()
+        except (UpstreamError, TimeoutError):
+            return False
+        return True
 
     async def send(
         self,
@@ -209,13 +266,21 @@ class LeaderRelay:
         try:
             response = await self._pool(address).send(method, path, kept, body)
         except NotSentError as error:
+            if address != self._unreached:
+                self._unreached = address
+                log.warning(
+                    "the deciding node cannot be reached", address=address, problem=str(error)
+                )
             raise NotRelayedError(was_sent=error.was_tried) from None
         except UpstreamError:
             raise NotRelayedError(was_sent=True) from None
+        self._unreached = ""
         return closing(response)
 
     async def close(self) -> None:
         """Close all connections."""
+        for watching in self._watching.values():
+            watching.cancel()
         for pool in self._pools.values():
             await pool.close()
 
@@ -225,7 +290,10 @@ class LeaderRelay:
             if len(self._pools) >= MAX_NODES:
                 del self._pools[next(iter(self._pools))]
             pool = self._pools[address] = UpstreamPool(
-                address, response_seconds=READ_SECONDS, read_seconds=READ_SECONDS
+                address,
+                connect_seconds=CONNECT_SECONDS,
+                response_seconds=READ_SECONDS,
+                read_seconds=READ_SECONDS,
             )
         return pool
 

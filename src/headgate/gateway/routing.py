@@ -60,7 +60,11 @@ NO_CREDIT_SECONDS = 600.0
 RETRIES_PER_CALL = 0.2
 MAX_RETRY_CREDIT = 50.0
 """A fifth of the calls may be sent a second time, in the long run; a crowd that fails is not sent
-again and again."""
+again and again. Each tenant has a budget of its own, which other tenants cannot use up."""
+
+FIRST_RETRY_CREDIT = MAX_RETRY_CREDIT / 5
+MAX_TENANTS = 1_000
+"""Of how many tenants the budgets of retries are remembered; the one that came first goes first."""
 
 CACHE_SECONDS: dict[Kind, float] = {"anthropic": 300.0, "openai": 3_600.0}
 LONG_CACHE_SECONDS = 3_600.0
@@ -271,7 +275,7 @@ class Upstreams:
         self.secret = secrets.token_bytes(32)
         """What the names of clients' keys are made with; the store has one that stays the same."""
 
-        self._retry_credit = MAX_RETRY_CREDIT / 5
+        self._retry_credit: dict[str, float] = {}
         self._upstreams: dict[str, Upstream] = {}
         self._retired: list[Upstream] = []
         self._settings = settings
@@ -492,15 +496,22 @@ class Upstreams:
 
     # What answers say.
 
-    def call_begins(self) -> None:
-        """Earn a part of a retry."""
-        self._retry_credit = min(self._retry_credit + RETRIES_PER_CALL, MAX_RETRY_CREDIT)
+    def call_begins(self, tenant: str) -> None:
+        """Earn a part of a retry for a tenant; `tenant` is empty for operators."""
+        known = self._retry_credit
+        credit = known.get(tenant)
+        if credit is None:
+            credit = FIRST_RETRY_CREDIT
+            if len(known) >= MAX_TENANTS:
+                del known[next(iter(known))]
+        known[tenant] = min(credit + RETRIES_PER_CALL, MAX_RETRY_CREDIT)
 
-    def may_retry(self) -> bool:
-        """Take a retry from the budget, if there is one."""
-        if self._retry_credit < 1.0:
+    def may_retry(self, tenant: str) -> bool:
+        """Take a retry from the budget of a tenant, if there is one."""
+        credit = self._retry_credit.get(tenant, 0.0)
+        if credit < 1.0:
             return False
-        self._retry_credit -= 1.0
+        self._retry_credit[tenant] = credit - 1.0
         return True
 
     def limited(

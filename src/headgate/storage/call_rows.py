@@ -15,9 +15,9 @@ settled here.
 
 Rule: a call ends once, by its id. The same end again changes nothing.
 
-Ids grow with time, so the key of the table is the order of a list, and its age. The one index
-beside it finds the calls of a project in that order: for whoever may see no others, and for making
-room at the cost of whoever has most.
+Ids grow with time, so the key of the table is the order of a list, and its age. One index finds the
+calls of a project in that order: for whoever may see no others, and for making room at the cost of
+whoever has most. Another one finds whose a stored response is.
 """
 
 from __future__ import annotations
@@ -86,11 +86,18 @@ _KEPT_PLACES = (
 )
 """A call with an identity does not run: its place is kept for its client."""
 
+_OF_RESPONSES = (
+    "ALTER TABLE calls ADD COLUMN response_id TEXT",
+    "CREATE INDEX calls_of_responses ON calls (response_id) WHERE response_id IS NOT NULL",
+)
+"""The call that a provider's stored response came of; earlier calls are not found by it."""
+
 MIGRATIONS = (
     first_migration(_TABLES),
     msgspec.structs.replace(first_migration(_RUNNING_TABLE), number=2),
     Migration(number=3, sqlite=(_NODE_OF_RUNNING,), postgres=(_NODE_OF_RUNNING,)),
     Migration(number=4, sqlite=_KEPT_PLACES, postgres=_KEPT_PLACES),
+    Migration(number=5, sqlite=_OF_RESPONSES, postgres=_OF_RESPONSES),
 )
 
 _ROWS = Insert(
@@ -105,6 +112,7 @@ _ROWS = Insert(
         ("slot", "TEXT"),
         ("task_id", "TEXT"),
         ("record", "TEXT"),
+        ("response_id", "TEXT"),
     ),
 )
 
@@ -574,6 +582,7 @@ def _add(counters: Counters, ended: EndedCall) -> Row:
         record.slot,
         record.task_id,
         text,
+        record.response_id or None,
     )
 
 
@@ -737,6 +746,13 @@ def _slice_request(turn: SliceTurn, held: Amounts) -> ReserveRequest:
 def get(transaction: Transaction, *, call_id: str) -> CallRecord | None:
     """Return a call that has ended."""
     rows = transaction.read("SELECT record FROM calls WHERE id = ?", (call_id,))
+    return _records.decode(rows[0][0]) if rows else None
+
+
+def of_response(transaction: Transaction, *, response_id: str) -> CallRecord | None:
+    """Return the call that a stored response came of."""
+    sql = "SELECT record FROM calls WHERE response_id = ? ORDER BY id LIMIT 1"
+    rows = transaction.read(sql, (response_id,))
     return _records.decode(rows[0][0]) if rows else None
 
 
@@ -961,6 +977,10 @@ class CallStore:
     async def get(self, call_id: str) -> CallRecord | None:
         """Return a call that has ended; None of one that is not there."""
         return await self._access.ask(partial(get, call_id=call_id))
+
+    async def of_response(self, response_id: str) -> CallRecord | None:
+        """Return the call that has ended whose response a provider keeps under an id."""
+        return await self._access.ask(partial(of_response, response_id=response_id))
 
     async def _write_waiting(self) -> None:
         while self._waiting:
