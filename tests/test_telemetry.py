@@ -103,7 +103,7 @@ class RemoteWork(Work):
     def leave(self, task_id: str) -> None:
         self.left.append(task_id)
 
-    async def room(self) -> Room | None:
+    async def room(self) -> Room:
         self.was_asked.set()
         return Room(free=0)
 

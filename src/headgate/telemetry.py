@@ -232,8 +232,8 @@ class TracedRemoteExecutor(TracedExecutor):
         """Let the work of a task go on when its coroutine is cancelled: another finds it."""
         self._remote.leave(task_id)
 
-    async def room(self) -> Room | None:
-        """Say how many more tasks could begin now; None while that is not known."""
+    async def room(self) -> Room:
+        """Say how many more tasks could begin now; none while that is not known."""
         return await self._remote.room()
 
 

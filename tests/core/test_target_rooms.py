@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from core.dispatch_model import START, queued, settings, state_of
-from headgate.core.dispatch_state import ROOM_UNKNOWN, DispatchState
+from headgate.core.dispatch_state import ROOM_UNKNOWN, STARTING_SECONDS, DispatchState
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.reasons import GateClosed
 from headgate.core.snapshot import Agent
@@ -45,6 +47,65 @@ def test_no_more_start_than_there_is_room_for() -> None:
     assert why(state, "t3") == [FULL]
     state.rooms.set("cluster", 1, "", START)
     assert planned(state) == {"t3"}
+
+
+@pytest.mark.parametrize(
+    ("needs", "others", "left"),
+    [
+        ({"num_cpus": 1.0}, {"num_cpus": 1.0}, 1),
+        ({"num_cpus": 1.5}, {"num_cpus": 1.0}, 0),
+        # It may be on a node of its own, so less is counted for the other than there may be.
+        ({"num_cpus": 0.5}, {"num_cpus": 1.0}, 1),
+        ({"num_cpus": 1.0}, {"num_gpus": 1.0}, 3),
+        ({"num_cpus": 0.0}, {"num_cpus": 1.0}, 3),
+    ],
+)
+def test_what_starts_at_a_target_takes_from_the_others_of_its_pool(
+    needs: dict[str, float], others: dict[str, float], left: int
+) -> None:
+    state = state_of(remote_targets=REMOTE | {"second", "elsewhere"})
+    state.rooms.set("cluster", 2, "", START, pool="one", needs=needs)
+    state.rooms.set("second", 3, "", START, pool="one", needs=others)
+    state.rooms.set("elsewhere", 3, "", START, pool="two", needs=others)
+    assert takes(state, "cluster") == 2
+    assert takes(state, "second") == left
+    assert takes(state, "elsewhere") == 3
+
+
+def test_a_start_counts_until_the_pool_knows_of_it() -> None:
+    tasks = [queued(name, target="cluster") for name in ("t1", "t2", "t3", "t4")]
+    state = state_of(*tasks, remote_targets=REMOTE, agents=AGENTS, max_inflight=10)
+
+    def say(free: int, *arrived: str, at: float = START) -> None:
+        needs = {"num_cpus": 1.0}
+        state.rooms.set("cluster", free, "", at, pool="one", needs=needs, arrived=arrived)
+
+    say(2)
+    assert planned(state) == {"t1", "t2"}
+    # It has said this before it knew of both, or of the second.
+    say(2)
+    assert planned(state) == set()
+    say(2, "t1")
+    assert planned(state) == {"t3"}
+    # What another node has started is not told here.
+    say(1, at=START + STARTING_SECONDS + 1)
+    assert planned(state) == {"t4"}
+
+
+def takes(state: DispatchState, target: str) -> int:
+    """Return how many can begin at a target before it is full."""
+    return sum(state.rooms.take(target, START) for _ in range(5))
+
+
+def test_two_targets_of_one_pool_start_no_more_than_it_has_room_for() -> None:
+    tasks = [
+        queued(f"{target}{n}", target=target) for target in ("cluster", "second") for n in "12"
+    ]
+    remote = REMOTE | {"second"}
+    state = state_of(*tasks, remote_targets=remote, agents=AGENTS, max_inflight=10)
+    for target in sorted(remote):
+        state.rooms.set(target, 2, "", START, pool="one", needs={"num_cpus": 1.0})
+    assert len(planned(state)) == 2
 
 
 def test_a_target_that_says_nothing_is_not_bounded() -> None:

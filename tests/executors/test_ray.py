@@ -22,30 +22,41 @@ def node(**resources: tuple[float, float]) -> dict[str, dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "needs", "pending", "free", "why"),
+    ("nodes", "needs", "others", "free", "why"),
     [
-        ([node(CPU=(4, 4))], {"num_cpus": 1}, 0, 4, ""),
-        ([node(CPU=(4, 4))], {"num_cpus": 1}, 3, 1, ""),
-        ([node(CPU=(4, 4))], {"num_cpus": 1}, 4, 0, "has not placed yet"),
+        ([node(CPU=(4, 4))], {"num_cpus": 1}, (), 4, ""),
+        ([node(CPU=(4, 4))], {"num_cpus": 1}, [({"num_cpus": 1}, 3)], 1, ""),
+        ([node(CPU=(4, 4))], {"num_cpus": 1}, [({"num_cpus": 1}, 9)], 0, "has not placed yet"),
+        # What waits to be placed takes room whatever its target, if it fits anywhere.
+        ([node(CPU=(4, 4))], {"num_cpus": 1}, [({"num_cpus": 2}, 1), ({"num_cpus": 1}, 1)], 1, ""),
+        ([node(CPU=(4, 4), GPU=(1, 1))], {"num_gpus": 1}, [({"num_cpus": 1}, 9)], 1, ""),
+        ([node(CPU=(2, 4))], {"num_cpus": 1}, [({"num_cpus": 4}, 2)], 2, ""),
+        ([node(CPU=(2, 4))], {"num_cpus": 1}, [({"num_cpus": 0}, 2)], 2, ""),
         # What fits nowhere in one piece does not fit, however much there is in all.
-        ([node(CPU=(1, 4)), node(CPU=(1, 4))], {"num_cpus": 2}, 0, 0, "1 of 8 is free on one node"),
-        ([node(CPU=(2, 4)), node(CPU=(3, 4))], {"num_cpus": 2}, 0, 2, ""),
-        ([node(CPU=(4, 4), GPU=(0.5, 1))], {"num_cpus": 1, "num_gpus": 0.5}, 0, 1, ""),
-        ([node(CPU=(4, 4), GPU=(0, 1))], {"num_cpus": 1, "num_gpus": 0.5}, 0, 0, "num_gpus 0.5"),
-        ([node(CPU=(4, 4))], {"num_cpus": 1, "disk": 1}, 0, 0, "has disk 1; the largest has 0"),
-        ([], {"num_cpus": 1}, 0, 0, "no node of the Ray cluster has num_cpus 1"),
-        ([], {"num_cpus": 0}, 0, 0, "the Ray cluster has no node"),
-        ([node(CPU=(0.3, 1))], {"num_cpus": 0.1}, 0, 3, ""),
+        (
+            [node(CPU=(1, 4)), node(CPU=(1, 4))],
+            {"num_cpus": 2},
+            (),
+            0,
+            "1 of 8 is free on one node",
+        ),
+        ([node(CPU=(2, 4)), node(CPU=(3, 4))], {"num_cpus": 2}, (), 2, ""),
+        ([node(CPU=(4, 4), GPU=(0.5, 1))], {"num_cpus": 1, "num_gpus": 0.5}, (), 1, ""),
+        ([node(CPU=(4, 4), GPU=(0, 1))], {"num_cpus": 1, "num_gpus": 0.5}, (), 0, "num_gpus 0.5"),
+        ([node(CPU=(4, 4))], {"num_cpus": 1, "disk": 1}, (), 0, "has disk 1; the largest has 0"),
+        ([], {"num_cpus": 1}, (), 0, "no node of the Ray cluster has num_cpus 1"),
+        ([], {"num_cpus": 0}, (), 0, "the Ray cluster has no node"),
+        ([node(CPU=(0.3, 1))], {"num_cpus": 0.1}, (), 3, ""),
     ],
 )
 def test_what_fits_into_a_cluster(
     nodes: list[dict[str, dict[str, float]]],
     needs: dict[str, float],
-    pending: int,
+    others: list[tuple[dict[str, float], int]],
     free: int,
     why: str,
 ) -> None:
-    room = room_in(nodes, needs, pending=pending)
+    room = room_in(nodes, needs, pending=others)
     assert room.free == free
     assert why in room.why
     assert bool(room.why) == (free == 0)

@@ -28,6 +28,11 @@ env = {{ RAY_TEST_VARIABLE = "seen" }}
 max_result_bytes = 10000
 default = true
 
+[targets.twin]
+kind = "ray"
+address = "{address}"
+entry_point = "on_ray.work:run"
+
 [targets.patient]
 kind = "ray"
 address = "{address}"

@@ -208,10 +208,111 @@ async def test_what_was_given_up_does_not_start_later(cluster: RayCluster, tmp_p
     assert lines(tmp_path / "lines") == []
 
 
+WITHOUT_RESOURCES = """
+import sys
+
+class Changed:
+    def find_spec(self, name, path=None, target=None):
+        if name == "headgate.executors.ray_cluster":
+            import ray._private.state
+            del ray._private.state.available_resources_per_node
+
+sys.meta_path.insert(0, Changed())
+"""
+
+
+async def test_a_cluster_that_cannot_say_its_room_has_none_and_says_why(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # As in a version of Ray that has this elsewhere.
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_RESOURCES)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    async with opened(target_on(cluster)) as executor:
+        assert isinstance(executor, RemoteExecutor)
+        room = await executor.room()
+    assert room.free == 0
+    assert f"Ray at {cluster.address} does not say its room: ImportError" in room.why
+
+
+async def test_what_was_begun_at_an_older_holder_is_found_there(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    from headgate.executors.ray_cluster import NAMESPACE, OLDER_HOLDERS  # noqa: PLC0415
+    from on_ray.work import OlderHolder  # noqa: PLC0415
+
+    made = order_in(tmp_path, attempt=1)
+    with connected(cluster) as ray:
+        options = {"name": OLDER_HOLDERS[0], "namespace": NAMESPACE, "lifetime": "detached"}
+        holder = ray.remote(OlderHolder).options(num_cpus=0, **options).remote()
+        ray.get(holder.keep.remote(f"{made.task_id}.1"))
+        async with opened(target_on(cluster)) as executor:
+            assert isinstance(executor, RemoteExecutor)
+            found = await executor.execute(msgspec.structs.replace(made, is_resumed=True))
+            assert isinstance(found, Succeeded)
+            assert found.result == msgspec.Raw(b'"kept"')
+            # It has no reports, so nobody asks it for the room.
+            assert (await executor.room()).free > 0
+            ray.kill(holder)
+            # What is known nowhere is lost, and an older holder that is gone keeps nobody waiting.
+            order = msgspec.structs.replace(order_in(tmp_path, attempt=2), is_resumed=True)
+            assert isinstance(await executor.execute(order), Lost)
+
+
+async def test_what_was_given_up_ends_when_the_cluster_answers(
+    cluster: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headgate.executors.ray.LOST_SECONDS", 1.0)
+    file = tmp_path / "lines"
+    async with opened(target_on(cluster)) as executor:
+        attempt = order_in(tmp_path, attempt=1, seconds=600.0)
+        running = asyncio.create_task(executor.execute(attempt))
+        await asyncio.to_thread(wait_for_line, file, "began")
+        send_to_holder(signal.SIGSTOP)
+        try:
+            for pid in processes(os.getpid(), b"ray_cluster"):
+                os.kill(pid, signal.SIGKILL)
+            outcome = await asyncio.wait_for(running, 3 * SECONDS)
+        finally:
+            send_to_holder(signal.SIGCONT)
+        assert isinstance(outcome, Lost)
+        assert outcome.has_started
+        await asyncio.to_thread(wait_for_end, file)
+    assert lines(file) == ["began"]
+
+
+def test_two_targets_at_one_cluster_share_its_room(service: ServiceProcess, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    params = {"seconds": 600, "release": str(release)}
+    tasks = [
+        service.submit(agentId=f"{target}{n}", target=target, params=params)
+        for n in range(6)
+        for target in ("function", "twin")
+    ]
+    running: list[int] = []
+
+    def states() -> int:
+        running.append([service.task(task_id)["state"] for task_id in tasks].count("running"))
+        return running[-1]
+
+    wait_until(lambda: states() >= 3, seconds=SECONDS, what=lambda: str(running))
+    # Whoever waits is told why at the next answer of the cluster, so that is behind all starts.
+    waiting = [one for one in tasks if service.task(one)["state"] == "queued"]
+    wait_until(
+        lambda: all("num_cpus 1" in reasons(service, one) for one in waiting), seconds=SECONDS
+    )
+    states()
+    release.touch()
+    for task_id in tasks:
+        assert service.wait_for(task_id, seconds=SECONDS)["state"] == "done"
+    assert max(running) == 3
+
+
 async def test_a_holder_that_stays_away_leaves_no_room_and_starts_nothing(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    why = f"Ray at {cluster.address} cannot be reached: its actor headgate-attempts did not answer"
+    from headgate.executors.ray_cluster import HOLDER  # noqa: PLC0415
+
+    why = f"Ray at {cluster.address} cannot be reached: its actor {HOLDER} did not answer"
     async with opened(target_on(cluster)) as executor:
         assert isinstance(executor, RemoteExecutor)
         assert isinstance(await outcome_of(executor, order_in(tmp_path, attempt=1)), Succeeded)
@@ -225,7 +326,6 @@ async def test_a_holder_that_stays_away_leaves_no_room_and_starts_nothing(
         assert not outcome.has_started
         assert outcome.retry_seconds
         assert why in str(outcome.error)
-        assert room is not None
         assert room.free == 0
         assert why in room.why
         assert isinstance(await outcome_of(executor, order_in(tmp_path, attempt=3)), Succeeded)
@@ -367,6 +467,5 @@ async def test_a_cluster_that_cannot_be_reached_leaves_no_room_and_says_why() ->
         room = await executor.room()
     finally:
         await executor.close()
-    assert room is not None
     assert room.free == 0
     assert "Ray at 127.0.0.1:1 cannot be reached" in room.why

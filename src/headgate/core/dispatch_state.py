@@ -9,6 +9,7 @@ picture.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -834,48 +835,89 @@ class Closures:
 
 ROOM_UNKNOWN = "it has not said yet how much it has room for"
 ROOM_TAKEN = "it has no room for another task now"
+STARTING_SECONDS = 5.0
+"""How long a start counts that no target has heard of: one of another node is not told here."""
 
 
 class TargetRooms:
     """How many more tasks targets could begin that say so, and the gates of those that are full.
 
     What a target says is out of date as soon as something starts, so each start takes from it until
-    it says more.
+    it says more. A start takes also from the other targets of its pool, as many as may lose their
+    place to it. It counts until the pool knows of it, which what it says may not yet.
     """
 
-    def __init__(self, closures: Closures) -> None:
+    def __init__(self, closures: Closures, in_flight: InFlightAttempts) -> None:
         self._closures = closures
-        self._free: dict[str, int] = {}
-        self._why: dict[str, str] = {}
+        self._in_flight = in_flight
+        self._rooms: dict[str, _TargetRoom] = {}
+        self._starting: dict[str, tuple[str, float]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._free)
+        return bool(self._rooms)
 
-    def set(self, target: str, free: int | None, why: str, now: float | None = None) -> None:
-        """Note how many more tasks a target could begin; None if it does not say."""
+    def set(
+        self,
+        target: str,
+        free: int | None,
+        why: str,
+        now: float | None = None,
+        *,
+        pool: str = "",
+        needs: Mapping[str, float] | None = None,
+        arrived: Iterable[str] = (),
+    ) -> None:
+        """Note how many more tasks a target could begin; None if it is not bounded any more.
+
+        `needs` is what one of them takes of a pool that targets share, and `arrived` are the tasks
+        that the pool knew before it said this.
+        """
+        for task_id in arrived:
+            self._starting.pop(task_id, None)
         if free is None:
-            self._free.pop(target, None)
-            self._why.pop(target, None)
+            self._rooms.pop(target, None)
         else:
-            self._free[target], self._why[target] = free, why
+            room = self._rooms[target] = _TargetRoom(free, why, pool, needs or {})
+            free = room.free = free - self._on_the_way(target, room, now)
         if free is None or free > 0:
             self._open(target)
         else:
             self._close(target, now)
 
-    def take(self, target: str, now: float) -> bool:
-        """Count a start; False if the target has no room, and is closed now."""
-        free = self._free.get(target)
-        if free is None:
+    def take(self, target: str, now: float, task_id: str = "") -> bool:
+        """Count the start of a task; False if the target has no room, and is closed now."""
+        room = self._rooms.get(target)
+        if room is None:
             return True
-        if free <= 0:
+        if room.free <= 0:
             self._close(target, now)
             return False
-        self._free[target] = free - 1
+        room.free -= 1
+        if room.pool:
+            self._starting[task_id] = target, now
+            for other in self._rooms.values():
+                if other is not room and other.pool == room.pool:
+                    other.free -= _displaced(room.needs, other.needs)
         return True
 
+    def _on_the_way(self, target: str, room: _TargetRoom, now: float | None) -> int:
+        """Return how many may lose their place to what its pool may not know of yet."""
+        if not room.pool or now is None:
+            return 0
+        taken = 0
+        for task_id, (name, since) in list(self._starting.items()):
+            other = self._rooms.get(name)
+            if task_id not in self._in_flight or since < now - STARTING_SECONDS or other is None:
+                del self._starting[task_id]
+            elif name == target:
+                taken += 1
+            elif other.pool == room.pool:
+                taken += _displaced(other.needs, room.needs)
+        return taken
+
     def _close(self, target: str, now: float | None) -> None:
-        why = self._why.get(target) or ROOM_TAKEN
+        room = self._rooms.get(target)
+        why = (room.why if room is not None else "") or ROOM_TAKEN
         found = self._closures.timed.get(GatePart("target", target))
         since = now if found is None else found.since
         closure = GateClosure(
@@ -888,6 +930,21 @@ class TargetRooms:
         found = self._closures.timed.get(GatePart("target", target))
         if found is not None and found.until is None and found.cause == "target":
             self._closures.open(found.part)
+
+
+class _TargetRoom(msgspec.Struct):
+    """What a target said last, less what has started since."""
+
+    free: int
+    why: str
+    pool: str
+    needs: Mapping[str, float]
+
+
+def _displaced(needs: Mapping[str, float], others: Mapping[str, float]) -> int:
+    """Return how many tasks of another target may lose their place to one that starts."""
+    shared = (name for name, need in others.items() if need > 0 and name in needs)
+    return max((math.ceil(needs[name] / others[name] - 1e-9) for name in shared), default=0)
 
 
 class SlotGates:
@@ -1468,7 +1525,7 @@ class DispatchState:
         self._lifts: Timers[str] = Timers()
         self.index = settings.new_index()
         self.closures = Closures(self.index)
-        self.rooms = TargetRooms(self.closures)
+        self.rooms = TargetRooms(self.closures, self.in_flight)
         for target in sorted(settings.remote_targets):
             self.rooms.set(target, 0, ROOM_UNKNOWN)
         self.slots = SlotGates(
@@ -2044,7 +2101,11 @@ class DispatchState:
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
-        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now):
+        if (
+            not task.is_call
+            and self.rooms
+            and not self.rooms.take(task.target or "", now, task.id)
+        ):
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None

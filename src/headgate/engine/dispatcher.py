@@ -238,12 +238,20 @@ class Dispatcher:
             if closure is not None:
                 self._pending_closures.append(closure)
 
-    def set_room(self, target: str, room: Room | None) -> None:
-        """Begin no more at a target than it has room for; None if it does not say."""
+    def set_room(self, target: str, room: Room) -> None:
+        """Begin no more at a target than it has room for."""
         state = self.dispatch_state
         if state is not None:
-            free, why = (None, "") if room is None else (room.free, room.why)
-            state.rooms.set(target, free, why, self._store.now())
+            now = self._store.now()
+            state.rooms.set(
+                target,
+                room.free,
+                room.why,
+                now,
+                pool=room.pool,
+                needs=room.needs,
+                arrived=room.arrived,
+            )
             self._wake_up.wake()
 
     def slot_resets_at(self, slot: str) -> float | None:

@@ -633,8 +633,7 @@ class Engine:
             async with asyncio.timeout(NO_ROOM_SECONDS):
                 room = await executor.room()
                 self.dispatcher.set_room(name, room)
-                if room is not None:
-                    self.runner.reports.update((one.task_id, one) for one in room.reports)
+                self.runner.reports.update((one.task_id, one) for one in room.reports)
 
     async def _keep_reports(self) -> None:
         """Have the store keep what attempts have reported, at most once a second."""

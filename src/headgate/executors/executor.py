@@ -172,11 +172,16 @@ class Executor(Protocol):
 class Room(msgspec.Struct, frozen=True, kw_only=True):
     """How many more tasks a target could begin now; `why` says what it is short of.
 
-    `reports` has what its attempts have said of themselves since it was asked before.
+    Targets of one `pool` share its resources, and a task takes `needs` of them. `arrived` are the
+    tasks that the pool knows since it was asked before. `reports` has what attempts of the target
+    have said of themselves since then.
     """
 
     free: int
     why: str = ""
+    pool: str = ""
+    needs: dict[str, float] = {}
+    arrived: tuple[str, ...] = ()
     reports: tuple[AttemptReport, ...] = ()
 
 
@@ -187,8 +192,8 @@ class RemoteExecutor(Executor, Protocol):
     def leave(self, task_id: str) -> None:
         """Let the work of a task go on when its coroutine is cancelled: another finds it."""
 
-    async def room(self) -> Room | None:
-        """Say how many more tasks could begin now; None while that is not known."""
+    async def room(self) -> Room:
+        """Say how many more tasks could begin now; none while that is not known."""
 
 
 # How far an attempt is, as the function says that does its work.

@@ -15,7 +15,7 @@ import math
 import pickle
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any, ClassVar, Literal
@@ -95,6 +95,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     work: str = ""
     options: dict[str, Any] = {}
     is_forced: bool = False
+    is_resumed: bool = False
     since: int = 0
 
 
@@ -106,7 +107,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     away: Away = ""
     outcome: str | None = None
     nodes: list[dict[str, dict[str, float]]] | None = None
-    pending: dict[str, int] | None = None
+    pending: list[tuple[dict[str, float], int]] = []
+    cluster: str = ""
     reports: dict[str, ProgressReport] = {}
     seen: int = 0
 
@@ -125,6 +127,9 @@ START_SECONDS = 60.0
 CANCEL_SECONDS = 30.0
 LOST_SECONDS = 120.0
 """How long a cluster that cannot be reached is waited for before its work is taken for lost."""
+MAX_ARRIVED = 10_000
+MAX_GIVEN_UP = 10_000
+"""How many lost attempts of a target are ended at most once the cluster answers again."""
 RETRY_SECONDS = 5.0
 MAX_LINE_BYTES = 256 << 20
 _BACKOFF = Backoff(base_seconds=0.2, max_seconds=5.0)
@@ -265,7 +270,7 @@ class RayDriver:
             self._noise.extend(piece.decode(errors="replace").strip().splitlines()[-_MAX_NOISE:])
 
 
-_OPTIONS = ("num_cpus", "num_gpus", "memory")
+RESOURCE_OPTIONS = ("num_cpus", "num_gpus", "memory")
 
 
 class RayExecutor:
@@ -287,9 +292,9 @@ class RayExecutor:
             for key, value in target.env.items()
         }
         self._needs = {"num_cpus": 1.0, **target.resources}
-        own = {key: value for key, value in self._needs.items() if key not in _OPTIONS}
+        own = {key: value for key, value in self._needs.items() if key not in RESOURCE_OPTIONS}
         self._options: dict[str, Any] = {
-            **{key: value for key, value in self._needs.items() if key in _OPTIONS},
+            **{key: value for key, value in self._needs.items() if key in RESOURCE_OPTIONS},
             "resources": own,
             "runtime_env": _with_variables(target.runtime_env, variables),
         }
@@ -300,6 +305,10 @@ class RayExecutor:
         self._address = target.address
         self._left: set[str] = set()
         self._seen = 0
+        self._problem = ""
+        self._given_up: deque[str] = deque(maxlen=MAX_GIVEN_UP)
+        self._ending: asyncio.Task[None] | None = None
+        self._arrived: deque[str] = deque(maxlen=MAX_ARRIVED)
 
     async def open(self) -> None:
         """Refuse to begin without the package; a cluster may be away."""
@@ -310,6 +319,9 @@ class RayExecutor:
 
     async def close(self) -> None:
         """Let go of the driver; what the cluster still does goes on."""
+        if self._ending is not None:
+            self._ending.cancel()
+            await asyncio.wait([self._ending])
         driver, self._driver = self._driver, None
         if driver is not None:
             await driver.close()
@@ -330,24 +342,40 @@ class RayExecutor:
             return await self._executed(order, attempt)
         except asyncio.CancelledError:
             if order.task_id not in self._left:
-                await self._cancel(attempt)
+                await self._cancel(attempt, is_resumed=order.is_resumed)
             raise
         finally:
             self._left.discard(order.task_id)
 
-    async def room(self) -> Room | None:
-        """Say how many more tasks the nodes of the cluster have room for."""
+    async def room(self) -> Room:
+        """Say how many more tasks the nodes of the cluster have room for.
+
+        A cluster that cannot say it has none: without a bound it would be flooded.
+        """
+        arrived = tuple(self._arrived)
+        self._arrived.clear()
         try:
             answer = await self._ask("room", target=self._name, since=self._seen)
         except UnreachableError as error:
             return Room(free=0, why=self._unreachable(error))
+        if answer.problem != self._problem:
+            self._problem = answer.problem
+            if self._problem:
+                log.error("the room of Ray is not known", target=self._name, problem=self._problem)
         if answer.problem or answer.nodes is None:
-            return None
-        pending = (answer.pending or {}).get(self._name, 0)
-        room = room_in(answer.nodes, self._needs, pending=pending)
+            return Room(
+                free=0, why=f"Ray at {self._address} does not say its room: {self._problem}"
+            )
+        room = room_in(answer.nodes, self._needs, pending=answer.pending)
         self._seen = answer.seen
         reports = [_of_attempt(name, report) for name, report in answer.reports.items()]
-        return msgspec.structs.replace(room, reports=tuple(reports))
+        return msgspec.structs.replace(
+            room,
+            pool=answer.cluster,
+            needs=self._needs,
+            arrived=arrived,
+            reports=tuple(reports),
+        )
 
     async def _executed(self, order: WorkOrder, attempt: str) -> Outcome:
         if not order.is_resumed:
@@ -361,7 +389,8 @@ class RayExecutor:
                 problem = ""
             if problem:
                 return Failed(error=f"Ray did not take it: {problem}")
-        return await self._outcome(attempt)
+            self._arrived.append(order.task_id)
+        return await self._outcome(attempt, is_resumed=order.is_resumed)
 
     async def _start(self, order: WorkOrder, attempt: str) -> str:
         work = Work(order=order, target=self._inner, name=self._name, prices=self._prices)
@@ -374,15 +403,16 @@ class RayExecutor:
         )
         return answer.problem
 
-    async def _outcome(self, attempt: str) -> Outcome:
+    async def _outcome(self, attempt: str, *, is_resumed: bool) -> Outcome:
         loop = asyncio.get_running_loop()
         silent_since: float | None = None
         for number in count(1):
             try:
-                answer = await self._ask("outcome", attempt=attempt)
+                answer = await self._ask("outcome", attempt=attempt, is_resumed=is_resumed)
             except UnreachableError as error:
                 silent_since = silent_since or loop.time()
                 if loop.time() - silent_since > LOST_SECONDS:
+                    self._end_later(attempt)
                     return Lost(has_started=True, error=self._unreachable(error))
                 await asyncio.sleep(_BACKOFF.seconds(min(number, 10), draw=0.5))
                 continue
@@ -400,14 +430,33 @@ class RayExecutor:
             return outcome
         return Failed(error=too_large(self._max_bytes), usage=outcome.usage)
 
-    async def _cancel(self, attempt: str) -> None:
+    async def _cancel(self, attempt: str, *, is_resumed: bool) -> None:
         """Ask the work to stop, and end it if it does not; return when it has."""
         for is_forced, seconds in ((False, self._grace_seconds), (True, CANCEL_SECONDS)):
             with suppress(UnreachableError, TimeoutError):
                 async with asyncio.timeout(seconds + 1.0):
-                    await self._ask("cancel", attempt=attempt, is_forced=is_forced)
-                    await self._ask("outcome", attempt=attempt)
+                    named: dict[str, Any] = {"attempt": attempt, "is_resumed": is_resumed}
+                    await self._ask("cancel", is_forced=is_forced, **named)
+                    await self._ask("outcome", **named)
                     return
+
+    def _end_later(self, attempt: str) -> None:
+        """End an attempt that was given up once the cluster answers: it is run again."""
+        self._given_up.append(attempt)
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.get_running_loop().create_task(self._end_given_up())
+
+    async def _end_given_up(self) -> None:
+        while self._given_up:
+            attempt = self._given_up[0]
+            try:
+                await self._ask("cancel", attempt=attempt, is_forced=True, is_resumed=True)
+            except UnreachableError:
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                # Others may have taken its place, which are newer.
+                with suppress(ValueError):
+                    self._given_up.remove(attempt)
 
     def _unreachable(self, error: UnreachableError) -> str:
         return f"Ray at {self._address} cannot be reached: {shortened(str(error))}"
@@ -418,23 +467,46 @@ def _of_attempt(name: str, report: ProgressReport) -> AttemptReport:
     return AttemptReport(task_id=task_id, attempt=int(attempt), report=report)
 
 
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}
+"""What Ray calls resources where it says what nodes have."""
+
+
 def room_in(
-    nodes: list[dict[str, dict[str, float]]], needs: Mapping[str, float], *, pending: int = 0
+    nodes: list[dict[str, dict[str, float]]],
+    needs: Mapping[str, float],
+    *,
+    pending: Sequence[tuple[Mapping[str, float], int]] = (),
 ) -> Room:
-    """Count what fits into the nodes of a cluster beside what waits there to be placed."""
-    names = {"num_cpus": "CPU", "num_gpus": "GPU"}
-    wanted = {names.get(key, key): (key, need) for key, need in needs.items() if need > 0}
+    """Count what fits into the nodes of a cluster beside what waits there to be placed.
+
+    `pending` has what one of each kind needs and how many there are, whatever their target.
+    """
+    wanted = {_NAMES.get(key, key): (key, need) for key, need in needs.items() if need > 0}
     if not wanted:
         return Room(free=1_000 if nodes else 0, why="" if nodes else "the Ray cluster has no node")
-    free = -pending
-    for node in nodes:
-        free += min(
-            math.floor(node["free"].get(name, 0.0) / need + 1e-9)
-            for name, (_, need) in wanted.items()
-        )
-    if free > 0:
-        return Room(free=free)
-    return Room(free=0, why=_short_of(nodes, wanted))
+    left = [dict(node["free"]) for node in nodes]
+    for others, number in pending:
+        _place(left, {_NAMES.get(key, key): need for key, need in others.items()}, number)
+    own = {name: need for name, (_, need) in wanted.items()}
+    free = sum(_fitting(node, own) for node in left)
+    return Room(free=free) if free > 0 else Room(free=0, why=_short_of(nodes, wanted))
+
+
+def _place(free: list[dict[str, float]], needs: Mapping[str, float], number: int) -> None:
+    """Take from nodes what a number of tasks need, as far as they fit."""
+    for node in free:
+        fitting = min(number, _fitting(node, needs))
+        for name, need in needs.items():
+            node[name] = node.get(name, 0.0) - need * fitting
+        number -= fitting
+
+
+def _fitting(free: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    """Count the tasks that fit into what is free on a node; those that need nothing always do."""
+    counts = (
+        math.floor(free.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need > 0
+    )
+    return max(0, min(counts, default=0))
 
 
 def _short_of(

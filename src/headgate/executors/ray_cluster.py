@@ -18,6 +18,8 @@ import pickle
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -36,10 +38,16 @@ from headgate.core.lifecycle import (
 from headgate.core.task import ProgressReport
 from headgate.executors.build import build_executor
 from headgate.executors.executor import shortened, taking_reports
-from headgate.executors.ray import Answer, Away, Question, Work, tell
+from headgate.executors.ray import RESOURCE_OPTIONS, Answer, Away, Question, Work, tell
 
 NAMESPACE = "headgate"
-HOLDER = "headgate-attempts"
+OLDER_HOLDERS = ("headgate-attempts",)
+HOLDER = "headgate-attempts-2"
+"""The number changes with the methods of the holder, which outlives an upgrade of the service.
+
+An older holder keeps what was begun there. It is only asked for outcomes and cancels, which all
+have in common.
+"""
 MAX_HELD = 100_000
 """How many attempts the holder knows at most; the oldest that have ended are forgotten first."""
 UNREAD_SECONDS = 24 * 3_600.0
@@ -50,6 +58,8 @@ REPLACE_SECONDS = 0.5
 """How long a question waits for a holder that answers, and how often a lost one is replaced."""
 REPORT_SECONDS = 1.0
 """How often an attempt sends what it reports, at most."""
+PLACED_SECONDS = 0.3
+"""How long Ray may take to say what is free after it has placed something."""
 ROOM_SECONDS = 4.0
 """How long the room is waited for: less than an engine does, which then goes by an older answer."""
 
@@ -132,8 +142,10 @@ State = Literal["pending", "running", "done"]
 class _Held:
     """What the holder knows of one attempt."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, needs: Mapping[str, float]) -> None:
         self.target = target
+        self.needs = needs
+        self.begun_at = float("inf")
         self.state: State = "pending"
         self.is_cancelled = False
         self.work: Any = None
@@ -162,7 +174,7 @@ class Holder:
         run = ray.remote(run_attempt).options(name=attempt_id, max_retries=0, **options)
         begun = run.remote(attempt_id, work, ray.get_runtime_context().current_actor)
         # What Ray refuses is not held: it would wait to be placed for ever.
-        held = self._held[attempt_id] = _Held(target)
+        held = self._held[attempt_id] = _Held(target, needs_in(options))
         held.work = begun
         waiting = asyncio.get_running_loop().create_task(self._wait(held))
         self._waiting.add(waiting)
@@ -172,7 +184,7 @@ class Holder:
         """Note that the work of an attempt has been placed and begins."""
         held = self._held.get(attempt_id)
         if held is not None and held.state == "pending":
-            held.state = "running"
+            held.state, held.begun_at = "running", time.monotonic()
 
     async def outcome(self, attempt_id: str) -> bytes | None:
         """Wait for what comes of an attempt; None if it is not known here, now and later."""
@@ -190,13 +202,18 @@ class Holder:
             with suppress(exceptions.RayError, ValueError):
                 ray.cancel(held.work, force=is_forced)
 
-    async def pending(self) -> dict[str, int]:
-        """Return how many attempts of each target have not been placed yet."""
-        counts: dict[str, int] = {}
-        for held in self._held.values():
-            if held.state == "pending":
-                counts[held.target] = counts.get(held.target, 0) + 1
-        return counts
+    async def pending(self) -> list[tuple[dict[str, float], int]]:
+        """Return what attempts need that have not been placed yet, and how many need the same.
+
+        What has been placed just now counts as well: Ray takes a moment to say what is free then.
+        """
+        placed = time.monotonic() - PLACED_SECONDS
+        counts = Counter(
+            tuple(sorted(held.needs.items()))
+            for held in self._held.values()
+            if held.state != "done" and held.begun_at > placed
+        )
+        return [(dict(needs), number) for needs, number in counts.items()]
 
     async def report(self, attempt_id: str, report: ProgressReport) -> None:
         """Keep the latest report of an attempt while it runs."""
@@ -224,7 +241,7 @@ class Holder:
         held = self._held.get(attempt_id)
         if held is None:
             self._make_room()
-            held = self._held[attempt_id] = _Held("")
+            held = self._held[attempt_id] = _Held("", {})
             held.state = "done"
             held.forget_at = time.monotonic() + READ_SECONDS
             held.outcome.set_result(None)
@@ -269,6 +286,12 @@ class Holder:
             self._held.pop(next(ended, ""), None)
 
 
+def needs_in(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return the resources among the options of a task."""
+    own = {name: options[name] for name in RESOURCE_OPTIONS if name in options}
+    return {**own, **options.get("resources", {})}
+
+
 # The driver: a child process of a service.
 
 
@@ -279,6 +302,7 @@ class Driver:
         options = {"name": HOLDER, "get_if_exists": True, "lifetime": "detached"}
         self._holders = ray.remote(Holder).options(num_cpus=0, max_concurrency=100_000, **options)
         self._holder: Any = None
+        self._older = [found for name in OLDER_HOLDERS if (found := _older_holder(name))]
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -321,18 +345,44 @@ class Driver:
                 await holder.start.remote(*arguments)
                 return Answer(id=question.id)
             case "outcome":
-                outcome = await holder.outcome.remote(question.attempt)
+                found = await self._asked_of_older(question, "outcome")
+                outcome = found or await holder.outcome.remote(question.attempt)
                 told = None if outcome is None else outcome.decode()
                 return Answer(id=question.id, outcome=told)
             case "cancel":
-                await holder.cancel.remote(question.attempt, is_forced=question.is_forced)
+                forced = {"is_forced": question.is_forced}
+                await self._asked_of_older(question, "cancel", **forced)
+                await holder.cancel.remote(question.attempt, **forced)
                 return Answer(id=question.id)
             case "room":
                 pending = await holder.pending.remote()
                 reports, seen = await holder.reports.remote(question.target, question.since)
                 nodes = await asyncio.to_thread(room_of_nodes)
-                found = {"nodes": nodes, "pending": pending, "reports": reports, "seen": seen}
-                return Answer(id=question.id, **found)
+                cluster = ray.get_runtime_context().gcs_address
+                return Answer(
+                    id=question.id,
+                    nodes=nodes,
+                    pending=pending,
+                    cluster=cluster,
+                    reports=reports,
+                    seen=seen,
+                )
+
+    async def _asked_of_older(
+        self, question: Question, method: Literal["outcome", "cancel"], **arguments: bool
+    ) -> bytes | None:
+        """Ask what an older version of Headgate has left, where the attempt may be of it."""
+        if not question.is_resumed:
+            return None
+        outcome: bytes | None = None
+        for holder in list(self._older):
+            try:
+                answer = await getattr(holder, method).remote(question.attempt, **arguments)
+                outcome = outcome or answer
+            except exceptions.ActorDiedError:
+                if holder in self._older:
+                    self._older.remove(holder)
+        return outcome
 
     async def _answering_holder(self, seconds: float) -> Any:  # noqa: ANN401  a handle of Ray
         """Return a holder that has just answered; one that was lost with its node is replaced.
@@ -359,6 +409,13 @@ class Driver:
         except TimeoutError:
             self._holder = None
             raise TimeoutError(problem) from None
+
+
+def _older_holder(name: str) -> Any:  # noqa: ANN401  a handle of Ray, None without one
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
 
 
 def _cannot_begin(error: Exception) -> bool:

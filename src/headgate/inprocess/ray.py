@@ -8,7 +8,7 @@ Rule: whoever dies gives back what it has. A worker renews each call from the mo
 A call that is not renewed loses its place. If its function may have begun, its estimate is booked.
 
 Rule: the end of a governor costs no result. Calls that wait ask the next one, and calls that run
-make themselves known there. What the lost governor held is booked when its lease in the ledger ends.
+make themselves known there. What the lost one held is booked when its lease in the ledger ends.
 """
 
 from __future__ import annotations
