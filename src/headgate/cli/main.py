@@ -125,7 +125,7 @@ GROUPS = {
         "estimates": "Show what each kind of work is expected to cost.",
     },
     "Keys and models": {
-        "slot": "Show key slots and their quotas; warm, pause and resume slots.",
+        "slot": "Show key slots and their quotas; warm, change, pause and drain slots.",
         "model": "Show the models of the gateway: where their calls go, what they cost.",
         "calls": "List calls through the gateway, newest first, or show one.",
     },
@@ -138,7 +138,7 @@ GROUPS = {
         "service": "Pause and resume the whole service.",
         "project": "List, change, pause, resume and drain projects.",
         "agent": "List, change, pause, resume and drain agents.",
-        "target": "List, pause, resume and drain targets.",
+        "target": "List, change, pause, resume and drain targets.",
         "token": "Create, list and revoke tokens.",
         "webhooks": "List webhooks, send them again, ping an address, rotate the secret.",
         "metrics": "List all metrics; print a Grafana dashboard and Prometheus alerts.",
