@@ -295,7 +295,7 @@ _slot_argument = click.argument("name", metavar="SLOT", type=SLOT, callback=_giv
 
 @click.group()
 def slot() -> None:
-    """Show key slots and their quotas; warm, change, pause, resume and drain slots.
+    """Show key slots and their quotas; warm, change, pause and drain slots.
 
     A slot is one key of a provider with a quota. [[slots]] in the settings file adds one.
     """
