@@ -2106,11 +2106,7 @@ class DispatchState:
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
-        if (
-            not task.is_call
-            and self.rooms
-            and not self.rooms.take(task.target or "", now, task.id)
-        ):
+        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now, task.id):
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
