@@ -87,7 +87,7 @@ class ReservationToken(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_live(self) -> bool:
-        """Whether the money is still held."""
+        """Whether the money is still reserved."""
         return self.state in LIVE
 
 
@@ -106,18 +106,18 @@ class BudgetTracker(Protocol):
         dispatched: bool = False,
         flexible: Flexible | None = None,
     ) -> ReservationToken:
-        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError.
+        """Reserve an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError.
 
         Amounts count as given, also zero, unless `flexible` says that they are learned or unknown.
         """
 
     async def dispatched(self, token: ReservationToken | str) -> ReservationToken:
-        """Note that the provider is about to be called."""
+        """Record that the caller is about to call the provider."""
 
     async def extend(
         self, token: ReservationToken | str, lease_seconds: float = DEFAULT_LEASE_SECONDS
     ) -> ReservationToken:
-        """Renew the lease of a call that takes longer."""
+        """Renew the lease of a reservation."""
 
     async def commit(
         self, token: ReservationToken | str, actual_usd: Amount = 0, *, tokens: int = 0
@@ -125,7 +125,7 @@ class BudgetTracker(Protocol):
         """Book the actual cost in place of the estimate."""
 
     async def release(self, token: ReservationToken | str) -> None:
-        """Give the money back: the provider cannot have charged."""
+        """Release the money, because the provider cannot have charged."""
 
     async def get_spent(self, scope: str) -> float:
         """Return what a scope has spent in its window, overrun included, in dollars."""
@@ -140,10 +140,10 @@ class BudgetTracker(Protocol):
         limit_tokens: int | None = None,
         window: str | None = None,
     ) -> None:
-        """Set or replace the limits of a scope and the window they hold for."""
+        """Set or replace the limits of a scope and their window."""
 
     async def status(self, scope: str = "") -> ScopeStatus:
-        """Return a scope with everything within it, exactly."""
+        """Return the exact balances of a scope and of the scopes inside it."""
 
     async def journal(
         self,
@@ -153,7 +153,7 @@ class BudgetTracker(Protocol):
         until: float | None = None,
         limit: int = 100,
     ) -> Sequence[JournalEntry]:
-        """Return the latest changes of a scope in a time, newest first."""
+        """Return the latest changes of a scope in a period, newest first."""
 
 
 def check_id(reservation_id: object) -> str:
@@ -212,7 +212,7 @@ class ActiveReservation:
     def charge(
         self, actual_usd: Amount, *, tokens: int | None = None, is_assumed: bool = False
     ) -> None:
-        """Report what the call cost in all; a later report replaces it.
+        """Report the total cost of the call; a later report replaces an earlier one.
 
         Tokens that are not reported are taken to be those that were reserved. Nothing is learned
         from a cost that is only assumed.
@@ -223,7 +223,7 @@ class ActiveReservation:
         self._charged = (cost, self.tokens if tokens is None else to_tokens(tokens))
 
     def not_charged(self) -> None:
-        """Report that the provider cannot have charged; a reported charge outweighs this."""
+        """Report that the provider cannot have charged; a reported charge has precedence."""
         self._is_free = True
 
     @property
@@ -257,7 +257,7 @@ async def reserved(
     max_wait_seconds: float | None = None,
     hold: Callable[[], Hold] | None = None,
 ) -> AsyncIterator[ActiveReservation]:
-    """Hold an estimate while the body runs, and settle it when the body ends.
+    """Reserve an estimate while the body runs, and book the cost when the body ends.
 
     An error of a kind in `not_charged_on` says that the provider cannot have charged.
 
@@ -469,7 +469,7 @@ NO_TOKENS = Tokens(0)
 
 
 class LedgerTracker:
-    """The budget tracker over any ledger; use it as an async context manager."""
+    """The budget tracker on any ledger; use it as an async context manager."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
@@ -493,7 +493,7 @@ class LedgerTracker:
         limit_tokens: int | None = None,
         window: str | None = None,
     ) -> None:
-        """Set or replace the limits of a scope and the window they hold for."""
+        """Set or replace the limits of a scope and their window."""
         limit = _limit(limit_usd, limit_tokens, window)
         await self.ledger.set_limit(parse_scope(scope), limit)
 
@@ -534,7 +534,7 @@ class LedgerTracker:
         dispatched: bool = False,
         flexible: Flexible | None = None,
     ) -> ReservationToken:
-        """Hold an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError.
+        """Reserve an estimate in the scope, its ancestors and `also`, or raise BudgetExceededError.
 
         Amounts count as given, also zero, unless `flexible` says that they are learned or unknown.
         """
@@ -572,7 +572,7 @@ class LedgerTracker:
         max_wait_seconds: float | None = None,
         hold: Callable[[], Hold] | None = None,
     ) -> AbstractAsyncContextManager[ActiveReservation]:
-        """Hold an estimate while the body runs, and settle it when the body ends."""
+        """Reserve an estimate while the body runs, and book the cost when the body ends."""
         return reserved(
             self,
             scope,
@@ -588,13 +588,13 @@ class LedgerTracker:
         )
 
     async def dispatched(self, token: ReservationToken | str) -> ReservationToken:
-        """Note that the provider is about to be called: from here on the end of the lease costs."""
+        """Record that the caller is about to call the provider: a lease that ends now costs."""
         return await self._settle(token, Call.DISPATCHED)
 
     async def extend(
         self, token: ReservationToken | str, lease_seconds: float = DEFAULT_LEASE_SECONDS
     ) -> ReservationToken:
-        """Renew the lease of a call that takes longer."""
+        """Renew the lease of a reservation."""
         return await self._settle(token, Call.EXTEND, lease_seconds=_lease(lease_seconds))
 
     async def commit(
@@ -621,7 +621,7 @@ class LedgerTracker:
         call: Adjustment = Adjustment.ADJUST,
         adjustment_id: str | None = None,
     ) -> ScopeStatus:
-        """Change what is booked in one scope, or accept or reject what is claimed there.
+        """Change the booked amount of one scope, or accept or reject its claims.
 
         An amount that is added or taken away has a sign; without any amount all that is claimed
         is accepted or rejected. Returns the scope as it is then.
@@ -650,7 +650,7 @@ class LedgerTracker:
         return await self.own_status(request.scope)
 
     async def release(self, token: ReservationToken | str) -> None:
-        """Give the money back: the provider cannot have charged."""
+        """Release the money, because the provider cannot have charged."""
         await self._settle(token, Call.RELEASE)
 
     async def get_spent(self, scope: str) -> float:
@@ -666,7 +666,7 @@ class LedgerTracker:
         return to_usd_float(limit.limit_micro_usd)
 
     async def status(self, scope: str = "") -> ScopeStatus:
-        """Return a scope with everything within it, exactly."""
+        """Return the exact balances of a scope and of the scopes inside it."""
         return at_once(await self.status_steps(scope))
 
     async def status_steps(self, scope: str = "") -> Steps[ScopeStatus]:
@@ -688,7 +688,7 @@ class LedgerTracker:
         until: float | None = None,
         limit: int = 100,
     ) -> Sequence[JournalEntry]:
-        """Return the latest changes of a scope in a time, newest first."""
+        """Return the latest changes of a scope in a period, newest first."""
         most = max(0, min(limit, MAX_JOURNAL_ENTRIES))
         return await self.ledger.journal(
             parse_scope(scope), since=since, until=inf if until is None else until, limit=most

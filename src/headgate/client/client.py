@@ -152,7 +152,7 @@ class Client:
     async def submit(
         self, *, idempotency_key: str | None = None, **fields: Unpack[TaskFields]
     ) -> SubmittedBody:
-        """Submit a task; when this returns, it is on the service's disk."""
+        """Submit a task; when this returns, the task is on the disk of the service."""
         return await self.request(
             "POST",
             "/tasks",
@@ -183,7 +183,7 @@ class Client:
         )
 
     async def get(self, task_id: str) -> TaskSnapshot:
-        """Return everything that is known of a task."""
+        """Return all fields of a task."""
         return await self.request("GET", task_path(task_id), response_type=TaskSnapshot)
 
     async def list_tasks(
@@ -193,7 +193,7 @@ class Client:
         cursor: str | None = None,
         **which: Unpack[ListFilter],
     ) -> TaskListBody:
-        """Return one page of tasks, newest first; only its `next_cursor` says if there are more."""
+        """Return one page of tasks, newest first; with a `next_cursor` there are more."""
         return await self.request(
             "GET",
             "/tasks",
@@ -202,7 +202,7 @@ class Client:
         )
 
     async def iterate_tasks(self, **which: Unpack[ListFilter]) -> AsyncIterator[TaskSnapshot]:
-        """Give all tasks that are meant, newest first, page by page."""
+        """Yield all tasks that match, newest first, page by page."""
         cursor = None
         while True:
             page = await self.list_tasks(cursor=cursor, **which)
@@ -217,11 +217,11 @@ class Client:
         return await self.request("POST", task_path(task_id, "cancel"), response_type=CancelledBody)
 
     async def retry(self, task_id: str) -> SubmittedBody:
-        """Submit again what a task that ended was to do; it becomes a new task."""
+        """Make a new task from a task that has ended."""
         return await self.request("POST", task_path(task_id, "retry"), response_type=SubmittedBody)
 
     async def why(self, task_id: str) -> WhyBody:
-        """Return every rule that keeps a task waiting."""
+        """Return every reason why a task waits."""
         return await self.request("GET", task_path(task_id, "why"), response_type=WhyBody)
 
     async def cancel_matching(
@@ -247,17 +247,17 @@ class Client:
     # The scheduler.
 
     async def stats(self) -> StatsBody:
-        """Return what waits, what has happened, and the limits in force."""
+        """Return counts of tasks, recent numbers, and the limits in force."""
         return await self.request("GET", "/scheduler/stats", response_type=StatsBody)
 
     async def ready(self) -> ReadyBody:
-        """Return the role of a node that does its work, or raise what keeps it from that."""
+        """Return the role of the node, or raise an error if the node cannot do its work."""
         return await self.request("GET", "/readyz", response_type=ReadyBody)
 
     async def lanes(
         self, project_id: str | None = None, *, find: str | None = None
     ) -> LaneListBody:
-        """Return where tasks wait, for how long, and how loaded each lane is."""
+        """Return the lanes with waiting tasks, their waits and their loads."""
         return await self.request(
             "GET",
             "/scheduler/lanes",
@@ -282,7 +282,7 @@ class Client:
         return await self.request("GET", "/estimates", response_type=EstimatesBody, query=query)
 
     async def pause(self) -> SwitchBody:
-        """Start nothing new until `resume`; what runs goes on."""
+        """Start no task until `resume`; running tasks continue."""
         return await self.request(
             "POST", "/scheduler/pause", response_type=SwitchBody, is_repeatable=True
         )
@@ -294,11 +294,11 @@ class Client:
         )
 
     async def closures(self) -> ClosureListBody:
-        """Return what keeps tasks from starting, who closed it, since when and until when."""
+        """Return what is closed, who closed it, since when and until when."""
         return await self.request("GET", "/closures", response_type=ClosureListBody)
 
     async def open(self, kind: Openable, name: str) -> ClosureListBody:
-        """Open something before its time, and return what is still closed."""
+        """End a closure early, and return the remaining closures."""
         return await self.request(
             "POST",
             "/closures/open",
@@ -308,7 +308,7 @@ class Client:
         )
 
     async def reload(self) -> ReloadBody:
-        """Have the service read its settings again, and return what changed."""
+        """Make the service read its settings again, and return what changed."""
         return await self.request(
             "POST", "/scheduler/reload", response_type=ReloadBody, is_repeatable=True
         )
@@ -318,7 +318,7 @@ class Client:
     async def progress(
         self, task_id: str, *, timeout_seconds: float | None = None
     ) -> AsyncIterator[TaskSnapshot]:
-        """Give a task as it is, and again whenever it has moved on, until it has ended."""
+        """Yield a task now, and again after each change, until it has ended."""
         until = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         task = await self.get(task_id)
         yield task
@@ -385,7 +385,7 @@ class Client:
         return await self.request("GET", "/projects", response_type=ProjectListBody)
 
     async def get_project(self, project_id: str) -> ProjectBody:
-        """Return a project as it is in force."""
+        """Return a project with the settings in force."""
         return await self.request(
             "GET", resource_path("projects", project_id), response_type=ProjectBody
         )
@@ -393,7 +393,7 @@ class Client:
     async def change_project(
         self, project_id: str, *, reset: Iterable[str] = (), **change: Unpack[ProjectChange]
     ) -> ProjectBody:
-        """Change a project; fields in `reset` are as the file says again."""
+        """Change a project; fields in `reset` get their value from the file again."""
         return await self.request(
             "PATCH",
             resource_path("projects", project_id),
@@ -407,13 +407,13 @@ class Client:
         return await self.request("GET", "/agents", response_type=AgentListBody)
 
     async def get_agent(self, agent_id: str) -> AgentBody:
-        """Return an agent as it is in force."""
+        """Return an agent with the settings in force."""
         return await self.request("GET", resource_path("agents", agent_id), response_type=AgentBody)
 
     async def change_agent(
         self, agent_id: str, *, reset: Iterable[str] = (), **change: Unpack[AgentChange]
     ) -> AgentBody:
-        """Change an agent; fields in `reset` are as the file says again."""
+        """Change an agent; fields in `reset` get their value from the file again."""
         return await self.request(
             "PATCH",
             resource_path("agents", agent_id),
@@ -423,11 +423,11 @@ class Client:
         )
 
     async def list_models(self) -> ModelListBody:
-        """Return the models that the settings name: where they go, what they cost."""
+        """Return the models that the settings name, with upstreams and prices."""
         return await self.request("GET", "/models", response_type=ModelListBody)
 
     async def get_model(self, model: str) -> ModelBody:
-        """Return where calls for a model go, and what it costs."""
+        """Return the upstreams and the price of a model."""
         return await self.request("GET", resource_path("models", model), response_type=ModelBody)
 
     async def list_targets(self) -> TargetListBody:
@@ -435,13 +435,13 @@ class Client:
         return await self.request("GET", "/targets", response_type=TargetListBody)
 
     async def get_target(self, target: str) -> TargetBody:
-        """Return a target as it is in force."""
+        """Return a target with the settings in force."""
         return await self.request("GET", resource_path("targets", target), response_type=TargetBody)
 
     async def change_target(
         self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
     ) -> TargetBody:
-        """Change a target, pause or drain it; fields in `reset` are as the file says again."""
+        """Change, pause or drain a target; `reset` lists fields that follow the file again."""
         return await self.request(
             "PATCH",
             resource_path("targets", target),
@@ -459,7 +459,7 @@ class Client:
     async def change_budget(
         self, scope: str, *, reset: Iterable[str] = (), **change: Unpack[BudgetChange]
     ) -> BudgetListBody:
-        """Change the limits of a scope; the empty one is the root."""
+        """Change the limits of a scope; the empty string is the root."""
         return await self.request(
             "PATCH",
             "/budgets",
@@ -470,7 +470,7 @@ class Client:
         )
 
     async def delete_budget(self, scope: str) -> BudgetListBody:
-        """Take the limits of a scope away; what was spent stays booked."""
+        """Remove the limits of a scope; booked costs stay booked."""
         return await self.request(
             "DELETE", "/budgets", response_type=BudgetListBody, query={"scope": scope}
         )
@@ -483,7 +483,7 @@ class Client:
         limit_tokens: int | None = None,
         window: str = "none",
     ) -> BudgetLimitBody:
-        """Set the limits of a scope that has none; other limits there: `budget_mismatch`."""
+        """Set the limits of a scope that has none; raise `budget_mismatch` if it has others."""
         body = {
             "scope": scope,
             "limit_usd": limit_usd,
@@ -502,7 +502,7 @@ class Client:
         usd: Amount | None = None,
         tokens: int | None = None,
     ) -> BudgetStatusBody:
-        """Change what is booked in a scope, or `accept` or `reject` what is claimed there."""
+        """Change the booked amount of a scope, or `accept` or `reject` its claims."""
         body = {
             "id": adjustment_id,
             "scope": scope,
@@ -514,7 +514,7 @@ class Client:
         return await self._ledger("adjust", given_keys(body), BudgetStatusBody)
 
     async def budget_status(self, scope: str | None = None) -> BudgetStatusBody:
-        """Return what a scope and everything within it has used and holds."""
+        """Return the balances and limits of a scope and of the scopes inside it."""
         return await self.request(
             "GET", "/budgets/status", response_type=BudgetStatusBody, query={"scope": scope}
         )
@@ -541,7 +541,7 @@ class Client:
         lease_seconds: float = 60.0,
         dispatched: bool = False,
     ) -> ReservationBody:
-        """Hold an amount before the work; call the provider only while the response `is_live`."""
+        """Reserve an amount before work; call the provider only if the response `is_live`."""
         body = {
             "id": reservation_id,
             "scope": scope,
@@ -554,31 +554,31 @@ class Client:
         return await self._ledger("reserve", body, ReservationBody)
 
     async def dispatched(self, reservation_id: str, scope: str) -> ReservationBody:
-        """Note that the provider is about to be called."""
+        """Record that you are about to call the provider."""
         body = {"id": reservation_id, "scope": scope}
         return await self._ledger("dispatched", body, ReservationBody)
 
     async def extend(
         self, reservation_id: str, scope: str, *, lease_seconds: float = 60.0
     ) -> ReservationBody:
-        """Renew the lease of work that takes longer; it never ends sooner than before."""
+        """Renew the lease of a reservation; the lease never becomes shorter."""
         body = {"id": reservation_id, "scope": scope, "leaseSeconds": lease_seconds}
         return await self._ledger("extend", body, ReservationBody)
 
     async def commit(
         self, reservation_id: str, scope: str, *, usd: Amount = 0, tokens: int = 0
     ) -> SettledBody:
-        """Book what the work has cost."""
+        """Book the actual cost of the work."""
         body = {"id": reservation_id, "scope": scope, "usd": usd, "tokens": tokens}
         return await self._ledger("commit", body, SettledBody)
 
     async def release(self, reservation_id: str, scope: str) -> SettledBody:
-        """Give back what was held."""
+        """Release the reserved amount."""
         body = {"id": reservation_id, "scope": scope}
         return await self._ledger("release", body, SettledBody)
 
     async def release_any(self, reservation_id: str, *, reason: str = "") -> ReleasedBody:
-        """Give back what any reservation holds; its id is the one that the journal shows."""
+        """Release any reservation, by the id that the journal shows."""
         return await self.request(
             "POST",
             resource_path("reservations", reservation_id, "release"),
@@ -590,7 +590,7 @@ class Client:
     async def extend_any(
         self, reservation_id: str, lease_seconds: float, *, reason: str = ""
     ) -> ReservationBody:
-        """Keep any reservation for longer; its id is the one that the journal shows."""
+        """Extend the lease of any reservation, by the id that the journal shows."""
         return await self.request(
             "POST",
             resource_path("reservations", reservation_id, "extend"),
@@ -615,7 +615,7 @@ class Client:
         project_id: str | None = None,
         least_priority: int | None = None,
     ) -> CreatedTokenBody:
-        """Make a token; its secret is in this response and nowhere else."""
+        """Create a token; only this response has its secret."""
         body = NewTokenBody(
             name=name,
             permissions=list(permissions),
@@ -627,7 +627,7 @@ class Client:
         return await self.request("POST", "/tokens", response_type=CreatedTokenBody, body=body)
 
     async def revoke_token(self, token_id: str) -> TokenBody:
-        """End a token for good."""
+        """Revoke a token."""
         return await self.request(
             "DELETE", resource_path("tokens", token_id), response_type=TokenBody
         )
@@ -651,13 +651,13 @@ class Client:
         )
 
     async def get_webhook(self, webhook_id: str) -> DeliveryBody:
-        """Return what is known of a webhook."""
+        """Return a webhook."""
         return await self.request(
             "GET", resource_path("webhooks", webhook_id), response_type=DeliveryBody
         )
 
     async def redeliver(self, webhook_id: str) -> DeliveryBody:
-        """Send a webhook again, from its first try on."""
+        """Send a webhook again, with all tries."""
         return await self.request(
             "POST",
             resource_path("webhooks", webhook_id, "redeliver"),
@@ -666,7 +666,7 @@ class Client:
         )
 
     async def ping_webhook(self, url: str, *, timeout_seconds: float = 90.0) -> PingedBody:
-        """Send a signed message to an address now, and return what it answered."""
+        """Send a signed message to an address now, and return the answer."""
         return await self.request(
             "POST",
             "/webhooks/ping",
@@ -676,11 +676,11 @@ class Client:
         )
 
     async def webhook_secrets(self) -> SecretListBody:
-        """Return the secrets that webhooks are signed with."""
+        """Return the secrets with which the service signs webhooks."""
         return await self.request("GET", "/webhooks/secret", response_type=SecretListBody)
 
     async def rotate_webhook_secret(self) -> SecretListBody:
-        """Make a new secret; the one before signs as well for a while."""
+        """Create a new secret; the old secret signs too for 24 hours."""
         return await self.request(
             "POST", "/webhooks/secret/rotate", response_type=SecretListBody, body={}
         )
@@ -696,7 +696,7 @@ class Client:
         return await self.request("GET", resource_path("slots", name), response_type=SlotBody)
 
     async def slot_log(self, name: str, *, limit: int | None = None) -> SlotLogBody:
-        """Return what a node has logged of a slot lately, oldest first."""
+        """Return the recent log of a slot, oldest first."""
         return await self.request(
             "GET",
             resource_path("slots", name, "log"),
@@ -705,7 +705,7 @@ class Client:
         )
 
     async def warm_slot(self, name: str, *, timeout_seconds: float = 60.0) -> SlotBody:
-        """Open a slot's window now; refused while it is open already."""
+        """Open a slot's window now; raise an error if it is open already."""
         return await self.request(
             "POST",
             resource_path("slots", name, "warm"),
@@ -714,7 +714,7 @@ class Client:
         )
 
     async def observe_slot(self, name: str, *, status: int, headers: Mapping[str, str]) -> SlotBody:
-        """Tell what came back to a request that was sent with the key of a slot."""
+        """Report the response to a request that you sent with the key of a slot."""
         return await self.request(
             "POST",
             resource_path("slots", name, "observe"),
@@ -724,7 +724,7 @@ class Client:
         )
 
     async def enable_slot(self, name: str) -> SlotBody:
-        """Poll and wake a slot again, whatever has disabled it."""
+        """Enable a slot: poll and wake it again."""
         return await self.request(
             "POST",
             resource_path("slots", name, "enable"),
@@ -733,7 +733,7 @@ class Client:
         )
 
     async def disable_slot(self, name: str) -> SlotBody:
-        """Neither poll nor wake a slot until it is enabled; its tasks wait."""
+        """Disable a slot: neither poll nor wake it; its tasks wait."""
         return await self.request(
             "POST",
             resource_path("slots", name, "disable"),

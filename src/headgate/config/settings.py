@@ -81,7 +81,7 @@ class QuotaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Poll up to four times less often while readings stay the same, and more often near a reset.
     """
     max_log_days: Annotated[int, Meta(ge=1, le=3_650)] = 7
-    """How many days the log files of slots are kept."""
+    """After how many days Headgate deletes a log file of slots."""
 
 
 class SlotSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -285,9 +285,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     worker_count: Workers = 20
     """How many tasks this node runs at once."""
     task_retention_seconds: Seconds = TASK_RETENTION_SECONDS
-    """How long a task is kept after it ended."""
+    """How long after its end Headgate deletes a task."""
     max_ended_tasks: EndedTasks = MAX_ENDED_TASKS
-    """How many ended tasks are kept, about 1 KiB each. Beyond that, Headgate deletes tasks of the
+    """The most ended tasks stored, about 1 KiB each. Beyond that, Headgate deletes tasks of the
     project with the most ended tasks: first refused, then cancelled and successful, last failed
     tasks."""
     max_store_bytes: StoreBytes | None = None
@@ -328,7 +328,7 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     worker_lease_seconds: Annotated[float, Meta(ge=1, le=3_600)] = 30.0
     """A worker that gives no sign for this long counts as lost, and its tasks start elsewhere."""
     max_result_bytes: Annotated[int, Meta(ge=1, le=64 * 2**20)] = 2**20
-    """The largest result that is kept."""
+    """The largest result that Headgate stores."""
     drain_seconds: Annotated[float, Meta(ge=0, le=86_400)] = 30.0
     """How long a stop waits for running tasks before it cancels them."""
     retry_base_seconds: Seconds = 1.0
@@ -685,7 +685,7 @@ def cores() -> int:
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What keeps the tasks."""
+    """The store of the tasks."""
 
     url: Text | None = None
     """Where tasks are stored: `sqlite:///path`, `postgresql://host/database`, or `memory:`, which
@@ -707,7 +707,7 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LedgerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What keeps the budgets."""
+    """The ledger of the budgets."""
 
     url: Text | None = None
     """Where budgets are stored: a URL as for the store, `redis://host:6379/0`,

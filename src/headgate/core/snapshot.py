@@ -27,7 +27,7 @@ from headgate.errors import InvalidScopeError, InvalidSnapshotError
 
 
 class ProjectStatus(LenientEnum):
-    """An ACTIVE project is given agents; a DRAINING one too, for what it has, and takes no more."""
+    """ACTIVE and DRAINING projects get agents; a DRAINING project accepts no new tasks."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -64,7 +64,7 @@ class Project(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class AgentState(LenientEnum):
-    """An IDLE agent takes work; a BUSY one only where its free permits are counted."""
+    """An IDLE agent gets tasks; a BUSY agent only with `agent_inflight` and a free permit."""
 
     IDLE = "idle"
     STARTING = "starting"
@@ -83,11 +83,11 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     agent_type: str = ""
     """The key of `rate_limited`."""
     state: AgentState = AgentState.IDLE
-    """An idle agent takes work; a busy one only where permits are counted."""
+    """An idle agent gets tasks; a busy agent only with `agent_inflight` and a free permit."""
     capacity: int = 1
     """Permits for tasks in flight, where `agent_inflight` is given."""
     accepts_open: bool = True
-    """Whether it takes tasks that name no agent."""
+    """Whether the agent gets tasks that name no agent."""
 
 
 BUILT_IN_AGENT = "built-in"
@@ -208,14 +208,14 @@ class SchedulerState:
     """Agent type to the Unix seconds until which it is limited. An entry counts as long as it is
     there."""
     pull_targets: frozenset[str] = frozenset()
-    """Targets whose tasks only workers of their agents can take. Needs a `lane_policy`."""
+    """Targets whose tasks only workers of their agents can run. Needs a `lane_policy`."""
     worker_permits: dict[str, int] = field(default_factory=dict)
     """Agent id to the free permits of its workers."""
     upstream_permits: dict[str, int] = field(default_factory=dict)
     """Target of calls to the free permits of its upstream. A target that is missing has no limit.
     """
     capped_agents: frozenset[str] = frozenset()
-    """Agents whose calls take permits of their `capacity` as well."""
+    """Agents whose model calls also need permits of their `capacity`."""
 
 
 def tokens_charged(task: Task, default_tokens: int, *, learned: int = 0) -> int:

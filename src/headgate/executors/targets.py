@@ -119,7 +119,7 @@ class CommandTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag=
     no_new_privileges: bool = True
     """Whether the command is kept from gaining privileges through programs such as `sudo`."""
     max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
-    """How much of standard output, and of standard error, is kept."""
+    """How much of standard output, and of standard error, Headgate stores."""
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
     """How long after SIGTERM Headgate kills the process."""
 

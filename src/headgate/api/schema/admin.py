@@ -59,16 +59,16 @@ class AgentBody(msgspec.Struct, kw_only=True, rename="camel"):
     capacity: int
     """How many tasks it may have in flight."""
     accepts_open: bool
-    """Whether it takes tasks that name no agent."""
+    """Whether the agent gets tasks that name no agent."""
     status: StandingText
     queued: int
     inflight: int
     configured: bool
     overridden: list[str]
     built_in: bool = False
-    """True for the agent that takes tasks naming no agent, while no declared agent accepts them."""
+    """True for the agent that gets tasks without an agent while no declared agent accepts them."""
     closures: list[ClosureBody] = []
-    """What keeps its tasks from starting."""
+    """The closures that stop its tasks from starting."""
 
 
 class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -93,7 +93,7 @@ class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
     configured: bool
     overridden: list[str]
     closures: list[ClosureBody] = []
-    """What keeps its tasks from starting."""
+    """The closures that stop its tasks from starting."""
 
 
 class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -105,7 +105,7 @@ class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
     window: str
     overridden: list[str]
     closures: list[ClosureBody] = []
-    """What keeps its tasks from starting."""
+    """The closures that stop its tasks from starting."""
 
 
 class ModelBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -133,10 +133,10 @@ class ModelListBody(msgspec.Struct, kw_only=True):
 
 
 class ClosureListBody(msgspec.Struct, kw_only=True):
-    """Everything that keeps tasks from starting, by kind and name."""
+    """All closures that stop tasks from starting, by kind and name."""
 
     closures: list[ClosureBody]
-    """Everything that keeps tasks from starting, at most 1,000."""
+    """All closures that stop tasks from starting, at most 1,000."""
     count: int
 
 
@@ -207,7 +207,7 @@ class AgentPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"
     capacity: int | UnsetType | None = UNSET
     """How many tasks it may have in flight."""
     accepts_open: bool | UnsetType | None = UNSET
-    """Whether it takes tasks that name no agent."""
+    """Whether the agent gets tasks that name no agent."""
     status: StandingText | UnsetType | None = UNSET
 
 
@@ -308,14 +308,14 @@ class OverrideBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class VariableBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """An environment variable that the settings refer to; its value is never told."""
+    """An environment variable that the settings refer to, without its value."""
 
     name: str
     """Its name."""
     is_set: bool
     """Whether the node was started with it."""
     problem: str = ""
-    """Why what it has is no key, if it is to hold one."""
+    """Why its value is not a key, if the settings expect a key."""
 
 
 class SettingsBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -399,7 +399,7 @@ class BulkRetryBody(msgspec.Struct, kw_only=True):
 
 
 class AuditEntryBody(msgspec.Struct, kw_only=True, rename="camel"):
-    """One change: who made it, what it was, and from what to what."""
+    """One change: who made it, when, and the old and new values."""
 
     seq: int
     """Its number."""
@@ -411,7 +411,7 @@ class AuditEntryBody(msgspec.Struct, kw_only=True, rename="camel"):
     action: str
     """What was done."""
     subject: str
-    """To what."""
+    """What was changed."""
     detail: Any
     """The values before and after."""
     request_id: str
@@ -435,7 +435,7 @@ class LaneBody(msgspec.Struct, kw_only=True, rename="camel"):
 
     project_id: str
     agent_id: str
-    """The agent. The empty one is the lane that any agent may take from."""
+    """The agent. An empty name means the open lane, whose tasks any agent may get."""
     queued: int
     inflight: int
     ready: int | None = None
@@ -517,7 +517,7 @@ class DeliveryTryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="
 
 
 class DeliveryBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One webhook: what it tells to whom, how often it was tried, and what came of the last try."""
+    """One webhook: its event, its receiver, its tries, and the result of the last try."""
 
     id: str
     """The id of the message, which receivers see as `webhook-id`."""

@@ -102,16 +102,16 @@ class CallListBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
 
 
 class CallWhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """Every rule that keeps a call waiting; one that does not wait has none."""
+    """Every reason why a call waits; a call that does not wait has none."""
 
     call_id: str
     state: CallState
     reasons: tuple[ReasonBody, ...] = ()
-    """Every rule that keeps it waiting."""
+    """Every reason why the call waits."""
     position: int | None = None
-    """Its place among the waiting calls of its agent, from 1."""
+    """Its position among the waiting calls of its agent, from 1."""
     expected_seconds: float | None = None
-    """About how long it has to wait, if anybody can tell."""
+    """About how long it still has to wait, if Headgate can compute it."""
     slot: str | None = None
     """The name of its key."""
     key_rule: str = ""

@@ -75,20 +75,20 @@ class CancelledBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """One rule that keeps a task waiting."""
+    """One reason why a task waits."""
 
     detail: dict[str, Any]
     """The fields of the rule, with its name as `reason`."""
     message: str
-    """The rule in a sentence."""
+    """The reason in a sentence."""
     until: datetime | None = None
-    """When it ends, if that is known."""
+    """When the reason ends, if that is known."""
     held_by: tuple[str, ...] = ()
-    """Tasks that have what this one waits for."""
+    """Tasks that occupy what this task waits for."""
     held_by_others: int = 0
-    """How many more such tasks there are."""
+    """How many more tasks occupy what this task waits for."""
     warning: str = ""
-    """That the task expires before the rule lets it go."""
+    """A warning if the deadline of the task is before the end of this reason."""
 
 
 class SlotRoomBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -103,12 +103,12 @@ class SlotRoomBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="cam
 
 
 class WhyBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """Every rule that keeps a task waiting; a task that does not wait has none."""
+    """Every reason why a task waits; a task that does not wait has none."""
 
     task_id: str
     state: TaskStatus
     reasons: tuple[ReasonBody, ...]
-    """Every rule that keeps it waiting, the one that lasts longest first."""
+    """Every reason why the task waits, the longest wait first."""
     would_hold: tuple[HeldBody, ...] = ()
     """What its next attempt reserves."""
     slot: SlotRoomBody | None = None
@@ -199,18 +199,18 @@ class RecentBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class StoreBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """What the store takes, and what is free for it, as far as that is known or bounded."""
+    """The bytes that the store uses, and the bytes that are free, if they are known."""
 
     used_bytes: int
-    """What the store takes."""
+    """The bytes that the store uses."""
     free_bytes: int | None = None
-    """What is free for it."""
+    """The bytes that are free for the store."""
     room_bytes: int | None = None
-    """What new work may take of that."""
+    """The free bytes that new tasks may use."""
     max_bytes: int | None = None
-    """Its limit, `max_store_bytes`."""
+    """The limit of the store, `max_store_bytes`."""
     problem: str | None = None
-    """Why it has no room."""
+    """Why the store has no room."""
 
 
 class CallCountsBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,7 +234,7 @@ class StatsBody(msgspec.Struct, kw_only=True):
     paused: bool = False
     """Whether everything is paused."""
     closures: int | None = None
-    """How many closures keep tasks from starting. Only tokens that are bound to nothing see it."""
+    """How many closures stop tasks from starting. Answers to bound tokens leave it out."""
     recent: RecentBody | None = None
     """The last five minutes. Only the node that dispatches knows them."""
     store: StoreBody | None = None
@@ -247,7 +247,7 @@ class ReadyBody(msgspec.Struct, kw_only=True):
     """The answer of a node that is well: its parts are `ok`, each by itself."""
 
     status: str
-    """`ready`, or `degraded` if the node works but takes no new tasks."""
+    """`ready`, or `degraded` if the node works but accepts no new tasks."""
     role: str | msgspec.UnsetType = msgspec.UNSET
     """`dispatcher` or `follower`."""
     paused: bool | msgspec.UnsetType = msgspec.UNSET
@@ -367,7 +367,7 @@ class BudgetLimitBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="
 
 
 class ReserveBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """An amount to hold in a scope, in its ancestors, and in the scopes `also` named."""
+    """An amount to reserve in a scope, in its ancestors, and in the scopes that `also` names."""
 
     id: str
     """A name of your own, 1 to 128 printable characters, unique within the scope."""
@@ -426,7 +426,7 @@ class AdjustBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel
     tokens: int | None = None
     """The same in tokens."""
     reason: str
-    """Why, in 1 to 500 characters. The audit log keeps it."""
+    """Why, in 1 to 500 characters. The audit log records it."""
 
 
 class ReservationBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -447,7 +447,7 @@ class ReleaseBody(msgspec.Struct, kw_only=True):
     """Why an operator gives the money of a reservation back."""
 
     reason: str = ""
-    """Why; the audit log keeps it."""
+    """Why; the audit log records it."""
 
 
 class LeaseBody(msgspec.Struct, kw_only=True, rename="camel"):
@@ -455,7 +455,7 @@ class LeaseBody(msgspec.Struct, kw_only=True, rename="camel"):
 
     lease_seconds: float
     reason: str = ""
-    """Why; the audit log keeps it."""
+    """Why; the audit log records it."""
 
 
 class ReleasedBody(msgspec.Struct, kw_only=True):
@@ -474,7 +474,7 @@ class SettledBody(msgspec.Struct, kw_only=True, rename="camel"):
 
 
 class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
-    """A scope with what it may use, and everything within it; what has no limit names none."""
+    """A scope with its limits and balances; a scope without a limit has no limit field."""
 
     scope: str
     window: str
@@ -513,7 +513,7 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     burn_measured_seconds: int | None = None
     """The time that the rate was measured over: ten minutes of steady spending, or an hour."""
     burn_is_steady: bool = False
-    """Whether spending goes on, so that `exhaustedAt` can be told."""
+    """Whether spending goes on, which `exhaustedAt` needs."""
     exhausted_at: datetime | None = None
     """When the first of its limits is reached at that rate. Left out if its window frees room
     before, or spending is not steady."""

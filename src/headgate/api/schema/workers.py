@@ -26,7 +26,7 @@ class RunningBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     task_id: str
     attempt: int
     progress: ReportBody | None = None
-    """How far it is. Without it, what was said last stays. At most one a second is kept."""
+    """How far the task is. Without it, the last report stays. Headgate stores one a second."""
 
 
 class ClaimBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
@@ -74,7 +74,7 @@ class ClaimedBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class HeartbeatBody(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """A worker shows that it lives, and names what it runs."""
+    """A worker renews its lease, and names the tasks that it runs."""
 
     worker_id: str
     """The name of the worker."""
