@@ -181,7 +181,7 @@ _LIST = (
         "headgate_closures",
         "Closures that now keep tasks from starting, of budgets (`scope`), slots, targets,"
         " agents, upstreams and others. `cause` says who closed it: `budget`, `rate`, `provider`,"
-        " `target`, `worker`, `operator` or `settings`.",
+        " `credit`, `target`, `worker`, `operator` or `settings`.",
         ("kind", "cause"),
     ),
     MetricInfo(
