@@ -92,6 +92,37 @@ def test_reload_warns_of_a_budget_whose_project_does_not_exist(
     assert (said.code, said.err[: len(warning)]) == (0, warning)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("submit", "x", "--project", "evalz"), "There is no project evalz; did you mean evals?"),
+        (
+            ("submit", "x", "--agent", "a", "--target", "ecco"),
+            "There is no target ecco; did you mean echo?",
+        ),
+        (
+            ("token", "create", "t", "--project", "evalz"),
+            "There is no project evalz; did you mean evals?",
+        ),
+        (("submit", "x", "--project", "q"), "There is no project q. Projects: evals, default."),
+    ],
+)
+def test_a_request_with_an_unknown_name_is_answered_with_those_that_there_are(
+    admin: Command, arguments: tuple[str, ...], line: str
+) -> None:
+    said = admin(*arguments)
+    assert (said.code, said.out, said.err[: len(line) + 10]) == (2, "", f"headgate: {line}")
+
+
+def test_whoever_may_not_list_projects_hears_what_the_service_says(
+    admin: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = admin("token", "create", "narrow", "--permission", "submit", "--json").json
+    monkeypatch.setenv("HEADGATE_TOKEN", made["token"])
+    said = admin("submit", "x", "--project", "evalz")
+    assert (said.code, said.err) == (2, "headgate: unknown project 'evalz'\n")
+
+
 def test_the_service_is_paused_and_resumed(admin: Command) -> None:
     paused = "The service is paused: no task starts. headgate service resume ends this."
     assert admin("service", "pause").out == f"{paused}\n"
