@@ -52,7 +52,7 @@ from headgate.api.slots import (
 )
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.budgets.status import ScopeStatus, has_limit
-from headgate.config import AgentSettings, Settings, budgets
+from headgate.config import AgentSettings, Settings, budget_warnings, budgets
 from headgate.config.budget_limits import ROOT_NAME
 from headgate.config.messages import key_path
 from headgate.config.overrides import BUDGET_KEYS, PATCHABLE, Change, OverrideKind, written_table
@@ -471,6 +471,7 @@ async def reloaded(api: Api, request: Request) -> ReloadBody:
         changed=change_bodies(found.changed),
         needs_restart=change_bodies(found.needs_restart),
         kept=list(found.kept),
+        warnings=budget_warnings(api.config.settings),
     )
 
 

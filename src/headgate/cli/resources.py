@@ -17,7 +17,7 @@ from headgate.cli.completion import AGENT, MODEL, PROJECT, SLOT, TARGET, Service
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json, print_json_lines, print_table, unknown_name
 from headgate.core.text import printable
-from headgate.errors import InvalidFieldError, RequestRefusedError
+from headgate.errors import InvalidFieldError, RequestRefusedError, ServiceError
 
 if TYPE_CHECKING:
     from headgate.api.schema.admin import (
@@ -56,14 +56,22 @@ class Noun(NamedTuple):
         return f"an {self.name}" if self.name[0] in "aeiou" else f"a {self.name}"
 
     @contextmanager
-    def naming_known(self, client: SyncClient, name: str) -> Iterator[None]:
-        """Have the error about a name that is not there say which ones are, and how to add it."""
+    def naming_known(
+        self, client: SyncClient, name: str, code: str = "not_found"
+    ) -> Iterator[None]:
+        """Have the error about a name that is not there say which ones are, and how to add it.
+
+        Whoever may not list them sees the error of the service.
+        """
         try:
             yield
         except RequestRefusedError as error:
-            if error.code != "not_found":
+            if error.code != code or not name:
                 raise
-            known = [_name(one) for one in self.listed(client)]
+            try:
+                known = [_name(one) for one in self.listed(client)]
+            except ServiceError:
+                raise error from None
             advice = self.advice.format(name=name)
             raise unknown_name(self.name, name, known, advice) from None
 

@@ -260,6 +260,8 @@ class ReloadBody(msgspec.Struct, kw_only=True, rename="camel"):
     """Keys that wait for a restart."""
     kept: list[str] = []
     """Keys that a 0 leaves as they were. The next start refuses it."""
+    warnings: list[str] = []
+    """Budgets that limit nothing, since their project does not exist."""
 
 
 class LastReloadBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
