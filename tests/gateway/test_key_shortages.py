@@ -23,6 +23,7 @@ from gateway.gateway_service import (
     gateway_service,
 )
 from gateway.test_gateway_faults import KEYS, SLOTS, TWO_UPSTREAMS, keyed
+from headgate.core.gates import GatePart
 from headgate.gateway import routing
 from headgate.providers.provider import Shortage, shortage_of, told_to_others
 
@@ -155,6 +156,23 @@ async def test_where_no_key_has_credit_calls_are_refused_at_once(
         opened = await gateway.client.post("/closures/open", json=opening)
         assert opened.status_code == 200, opened.text
         assert (await gateway.ask(CHAT)).status_code == 200
+
+
+async def test_a_key_that_is_opened_at_another_node_stays_open(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        gateway.upstream.script.append(NO_CREDIT[0])
+        assert (await gateway.ask(CHAT)).status_code == 402
+        (closed,) = await closures(gateway)
+        engine = gateway.service.engine
+        # What another node does, which does not decide.
+        await engine.store.open_gate(GatePart("target", closed["name"]))
+        engine.dispatcher.refresh()
+        async with asyncio.timeout(5):
+            while await closures(gateway):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_SECONDS)
+        engine.dispatcher._start_anew()
+        assert (await gateway.ask(CHAT)).status_code == 200
+        assert not await closures(gateway)
 
 
 async def test_whoever_waits_for_a_key_is_refused_when_it_has_no_credit(tmp_path: Path) -> None:

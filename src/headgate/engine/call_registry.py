@@ -1171,6 +1171,10 @@ class Calls:
             state.open(part)
             self.plan(state)
 
+    def forget_closure(self, part: GatePart) -> None:
+        """Forget that an answer has closed what was opened at another node."""
+        self._closures.pop(part, None)
+
     def open_slots(self, route: Route, project_id: str) -> list[str] | None:
         """Return the slots of a route that a project may use now; None if nobody knows."""
         state = self._state()

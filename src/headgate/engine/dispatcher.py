@@ -20,7 +20,7 @@ from headgate.core.budgets.ledger import Ledger, Refused
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.call import CALL_PREFIX
 from headgate.core.dispatch_state import DispatchSettings, DispatchState, Due, Planned
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lifecycle import EXPIRED_WHILE_QUEUED
 from headgate.core.slots.slot import SlotStanding
 from headgate.core.task import Progress, TaskRecord, TaskStatus, is_worker
@@ -86,6 +86,9 @@ class CallGrants(Protocol):
 
     async def note_running(self) -> None:
         """Have the store know of calls that run here, for whoever dispatches next."""
+
+    def forget_closure(self, part: GatePart) -> None:
+        """Forget that an answer has closed what was opened at another node."""
 
     async def look_elsewhere(self) -> None:
         """Learn which calls run at other nodes, which dispatched before."""
@@ -594,6 +597,8 @@ class Dispatcher:
             state.close(closure, now)
         for part in news.opened:
             state.open(part)
+            if self._calls is not None:
+                self._calls.forget_closure(part)
         for node in news.nodes:
             state.workers.set_node(node.id, node.capacity, agent_id=node.agent_id, now=now)
         known = state.in_flight.nodes() | state.in_flight.known_nodes()
