@@ -40,7 +40,7 @@ MOST_CLAIM_MS = 250.0
 CLAIMS_A_SECOND = 1_000
 LEAST_RATE = 0.98 * CLAIMS_A_SECOND
 MOST_GROWTH = 1.5
-"""How many times as much one of 10,000 workers may cost as one of 1,000, and still be linear."""
+"""How many times as much one of 10,000 workers, or one of their claims, may cost as of 1,000."""
 
 AGENTS = 10
 BATCH = 50
@@ -107,6 +107,11 @@ class Measured(NamedTuple):
     claimed_a_second: float
     busy: Used
     beat_ms: Sequence[float]
+
+    @property
+    def claim_cost(self) -> float:
+        """The seconds of processors for each claim: as much in a larger fleet, if it is linear."""
+        return self.claims.total / self.claimed_a_second
 
     def percentile(self, hundredths: int) -> float:
         """Return how many milliseconds so many of a hundred claims took at most."""
@@ -501,6 +506,7 @@ def _judge(found: Sequence[Measured]) -> bool:
         "memory of a worker": (last.kib / last.workers) / (before.kib / before.workers),
         "processors of a worker that waits": _growth(last.idle, before.idle, last, before),
         "processors of a busy worker": _growth(last.busy, before.busy, last, before),
+        "processors of a claim": last.claim_cost / max(before.claim_cost, 1e-9),
     }
     rows: list[Row] = [
         (

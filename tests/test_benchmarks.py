@@ -71,6 +71,7 @@ def test_a_quick_benchmark_of_nodes_prints_every_figure() -> None:
 WORKER_FIGURES = (
     *("10", "40", "p99 of a claim, ms", "claims a second", "memory of a worker, 40 to 10"),
     *("processors of a worker that waits, 40 to 10", "processors of a busy worker, 40 to 10"),
+    "processors of a claim, 40 to 10",
 )
 
 
@@ -80,6 +81,29 @@ def test_a_quick_benchmark_of_workers_prints_every_figure() -> None:
     assert done.returncode == 0, done.stderr
     for name in WORKER_FIGURES:
         assert re.search(rf"^  {re.escape(name)} +[\d,.]+", done.stdout, re.MULTILINE), name
+
+
+SCALE_FIGURES = (
+    *("rounds that a task waited, p50", "p99", "most grants to others while one waits"),
+    *("the same as a part of the bound", "projects that got nothing", "largest error of a share"),
+    "us a task, to submit, decide and settle",
+)
+
+
+def test_a_quick_benchmark_of_scale_prints_every_figure_and_keeps_the_bounds_of_fairness() -> None:
+    command = [sys.executable, "-m", "benchmarks", "scale", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = {
+        name: re.search(rf"^  {re.escape(name)} +([\d,.e+-]+)", done.stdout, re.MULTILINE)
+        for name in SCALE_FIGURES
+    }
+    figures = {name: figure[1] for name, figure in found.items() if figure}
+    assert [name for name in SCALE_FIGURES if name not in figures] == []
+    assert figures["projects that got nothing"] == "0"
+    assert float(figures["the same as a part of the bound"]) <= 1
+    for weight in (1, 2, 3, 5, 8):
+        assert re.search(rf"^  weight {weight} +[\d.]+% +[\d.]+%", done.stdout, re.MULTILINE)
 
 
 KEPT_FIGURES = (

@@ -340,9 +340,56 @@ def test_the_scaled_object_has_what_keda_asks_for() -> None:
         assert all(isinstance(value, str) for value in trigger["metadata"].values())
 
 
+def settings_for_workers() -> str:
+    """Return the settings of the base with the lines that its workers need."""
+    text = (KUBERNETES / "base/headgate.toml").read_text()
+    return re.sub(r"^# (\[agents\..+\]|target = .+)$", r"\1", text, flags=re.MULTILINE)
+
+
+def test_the_base_has_the_lines_that_its_workers_need(tmp_path: Path) -> None:
+    name, *options = worker_arguments()
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    agent = command.make_context(name, list(options)).params["agent_id"]
+    path = tmp_path / "headgate.toml"
+    path.write_text(settings_for_workers())
+    settings = load_settings(path, {}, {})
+    assert {one: named.target for one, named in settings.agents.items()} == {agent: "pull"}
+    assert not load_settings(KUBERNETES / "base/headgate.toml", {}, {}).agents
+
+
+def test_workers_are_not_scaled_by_tasks_that_a_worker_could_not_start(tmp_path: Path) -> None:
+    """What waits for its time, a pause or a budget needs no worker; what only lacks one does."""
+    settings = tmp_path / "headgate.toml"
+    small = '[projects.small]\n[budgets."project:small"]\nlimit_tokens = 10\n[projects.held]\n'
+    settings.write_text(settings_for_workers() + small)
+
+    def shown(kind: str) -> float:
+        text = service.text("/metrics")
+        line = f'headgate_agent_tasks_{kind}{{agent="coder-1"}} '
+        return next((float(one[len(line) :]) for one in text.splitlines() if line in one), -1)
+
+    with running_service(tmp_path, "--config", str(settings)) as service:
+        assert service.ask("PATCH", "/projects/held", {"status": "paused"}).status == 200
+        service.submit(agentId="coder-1")
+        service.submit(agentId="coder-1", projectId="held")
+        service.submit(agentId="coder-1", notBefore="2100-01-01T00:00:00Z")
+        service.submit(agentId="coder-1", projectId="small", estimate={"tokens": 8})
+        wait_until(lambda: shown("ready") == 2, seconds=20.0, what=lambda: str(shown("ready")))
+        assert shown("queued") == 4
+        claim = {"capacity": 4, "waitSeconds": 5}
+        claimed = service.ask("POST", "/agents/coder-1/claim", claim).body
+        wait_until(lambda: shown("inflight") == 2, seconds=20.0, what=lambda: str(claimed))
+        # Its budget has no room beside the one that runs, while a worker has.
+        service.submit(agentId="coder-1", projectId="small", estimate={"tokens": 8})
+        wait_until(lambda: shown("queued") == 3, seconds=20.0, what=lambda: str(shown("queued")))
+        wait_until(lambda: shown("ready") == 0, seconds=20.0, what=lambda: str(shown("ready")))
+    assert all("headgate_agent_tasks_queued" not in query for query in scaling_queries())
+
+
 def test_workers_are_scaled_by_metrics_that_a_service_shows_of_an_agent(tmp_path: Path) -> None:
     settings = tmp_path / "headgate.toml"
-    settings.write_text('[agents.coder-1]\ntarget = "pull"\n')
+    settings.write_text(settings_for_workers())
     with running_service(tmp_path, "--config", str(settings)) as service:
         service.submit(agentId="coder-1")
         shown = service.text("/metrics")

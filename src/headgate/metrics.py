@@ -32,7 +32,7 @@ from headgate.core.budgets.ledger import Account, Ledger, Refused, ReserveReques
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import ROOT, Scope, ancestors, depth, leaf_kind, leaf_name
 from headgate.core.call import CallRecord, CallState
-from headgate.core.dispatch_state import Waiting
+from headgate.core.dispatch_state import LaneStats, Waiting
 from headgate.core.estimates import SilentKind
 from headgate.core.events import EventKind
 from headgate.core.fair_share import shares
@@ -169,13 +169,19 @@ _LIST = (
         kind="histogram",
         across="sum",
     ),
+    MetricInfo(
+        "headgate_agent_tasks_ready",
+        "Tasks that wait for nothing but a free worker or node: no budget, pause, time or parent"
+        " stops them.",
+        ("agent",),
+    ),
     MetricInfo("headgate_oldest_queued_seconds", _OLDEST),
     MetricInfo("headgate_project_oldest_queued_seconds", _OLDEST, ("project",)),
     MetricInfo(
         "headgate_closures",
         "Closures that now keep tasks from starting, of budgets (`scope`), slots, targets,"
         " agents, upstreams and others. `cause` says who closed it: `budget`, `rate`, `provider`,"
-        " `target`, `worker`, `operator` or `settings`.",
+        " `credit`, `target`, `worker`, `operator` or `settings`.",
         ("kind", "cause"),
     ),
     MetricInfo(
@@ -547,6 +553,22 @@ def share_metrics(
     own = labels.shared_out(targets)
     yield _shares("target", targets, own)
     yield _shares("actual", actual, own)
+
+
+def ready_metric(stats: Iterable[LaneStats], lanes: Iterable[LaneCount], labels: Labels) -> Metric:
+    """Return how many tasks of each agent wait for nothing but capacity; 0 of one that has none."""
+    found = {lane.agent_id: 0 for lane in lanes}
+    for one in stats:
+        found[one.agent_id] = found.get(one.agent_id, 0) + one.lacking_workers
+    own = labels.shared_out(found)
+    shown: dict[str, int] = {}
+    for agent_id, ready in found.items():
+        label = own[agent_id] or OPEN_LANE
+        shown[label] = shown.get(label, 0) + ready
+    metric = gauge("headgate_agent_tasks_ready")
+    for label, ready in shown.items():
+        metric.add_metric((label,), ready)
+    return metric
 
 
 def oldest_waits(waiting: Mapping[str, Waiting], now: float) -> dict[str, float]:
@@ -1110,6 +1132,7 @@ class ServiceMetrics(Collector):
         self._durations = Durations()
         self._agents, self._projects = Labels(), Labels()
         self._waiting_projects, self._sharing_projects = Labels(), Labels()
+        self._ready_agents = Labels()
         self._totals: Totals | None = None
         self._used: Sequence[UsageTotal] = ()
         self._silent: Sequence[SilentKind] = ()
@@ -1214,6 +1237,9 @@ class ServiceMetrics(Collector):
             return
         yield gauge("headgate_dispatcher_epoch", epoch)
         yield closure_metric(dispatch_state.closures.shown())
+        lanes = () if self._totals is None else self._totals.lanes
+        stats = dispatch_state.lane_stats(self._engine.now())
+        yield ready_metric(stats, lanes, self._ready_agents)
         waits = oldest_waits(dispatch_state.waiting, self._engine.now())
         yield from oldest_metrics(waits, self._waiting_projects)
         yield from share_metrics(

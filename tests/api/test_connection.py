@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import tracemalloc
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from api.memory_transport import fed
-from headgate.api.http.connection import CHUNK_ALLOWANCE_BYTES, MAX_FRAMING_BYTES, MAX_HEAD_BYTES
+from api.fake_app import fake_app
+from api.memory_transport import MemoryTransport, fed
+from headgate.api.http.connection import (
+    CHUNK_ALLOWANCE_BYTES,
+    MAX_FRAMING_BYTES,
+    MAX_HEAD_BYTES,
+    Connections,
+)
 
 BODY = b'{"agentId": "a", "action": "click"}'
 SUBMIT = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
@@ -108,6 +115,35 @@ def test_a_head_that_is_sent_again_means_the_same_with_another_length(
 )
 def test_a_head_that_is_almost_sent_again_is_read_anew(again: bytes, status: bytes) -> None:
     assert statuses_of([submitting(BODY), submitting(BODY), again]) == [b"202", b"202", status]
+
+
+def test_long_heads_are_not_kept_while_their_connections_are_idle() -> None:
+    more = b"X: %b\r\n" % (b"x" * 60_000)
+    head = submitting(BODY).replace(b"content-length", more + b"content-length")
+
+    async def scenario() -> int:
+        shared, count = Connections(fake_app()), 40
+        connections = []
+        tracemalloc.start()
+        try:
+            for _ in range(count + 1):
+                connection, transport = shared.new(), MemoryTransport()
+                connection.connection_made(transport)
+                place = head.index(b"\r\n\r\n") + 4
+                for piece in (head[:place], head[place:]):
+                    connection.data_received(piece)
+                async with asyncio.timeout(10.0):
+                    while not transport.written.endswith(b"}"):  # noqa: ASYNC110 - it has no event
+                        await asyncio.sleep(0)
+                assert b"HTTP/1.1 202" in transport.written
+                connections.append(connection)
+                if len(connections) == 1:
+                    before = tracemalloc.get_traced_memory()[0]
+            return (tracemalloc.get_traced_memory()[0] - before) // count
+        finally:
+            tracemalloc.stop()
+
+    assert asyncio.run(scenario()) < 32 * 1024
 
 
 def padded(before: bytes, after: bytes, *, size: int) -> bytes:

@@ -324,6 +324,21 @@ async def test_beside_others_a_greedy_caller_leaves_the_processor_to_them() -> N
     assert share < 0.6, "it took nearly all of the time before"
 
 
+def test_greedy_callers_wait_longer_while_the_loop_comes_late() -> None:
+    turns = Turns(lambda: 0.0)
+    assert turns.pause_seconds(0.001) == pytest.approx(0.002)
+    for _ in range(40):
+        turns.note_late(0.003)
+    assert turns.pause_seconds(0.001) == pytest.approx(0.002 + 4 * 0.003, rel=0.01)
+    for _ in range(40):
+        turns.note_late(1.0)
+    assert turns.pause_seconds(0.001) == shares.MAX_PAUSE_SECONDS
+    for _ in range(60):
+        turns.note_late(-0.001)
+    assert turns.pause_seconds(0.001) == pytest.approx(0.002, rel=0.01)
+    assert turns.pause_seconds(0.0) == 0.0
+
+
 async def test_work_that_waits_for_its_turn_can_be_cancelled() -> None:
     play = Play()
     told: list[str] = []

@@ -80,6 +80,49 @@ def test_reload_prints_what_changed(admin: Command, folder: Path) -> None:
     assert admin("reload").out == "nothing has changed\n"
 
 
+def test_reload_warns_of_a_budget_whose_project_does_not_exist(
+    admin: Command, folder: Path
+) -> None:
+    settings = folder / "headgate.toml"
+    settings.write_text(f"{SETTINGS}[budgets.'project:eval']\nlimit_usd = '1'\n")
+    said = admin("reload")
+    settings.write_text(SETTINGS)
+    assert admin("reload").err == ""
+    warning = "headgate: warning: budgets.\"project:eval\": there is no project 'eval'"
+    assert (said.code, said.err[: len(warning)]) == (0, warning)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("submit", "x", "--project", "evalz"), "There is no project evalz; did you mean evals?"),
+        (
+            ("submit", "x", "--agent", "a", "--target", "ecco"),
+            "There is no target ecco; did you mean echo?",
+        ),
+        (
+            ("token", "create", "t", "--project", "evalz"),
+            "There is no project evalz; did you mean evals?",
+        ),
+        (("submit", "x", "--project", "q"), "There is no project q. Projects: evals, default."),
+    ],
+)
+def test_a_request_with_an_unknown_name_is_answered_with_those_that_there_are(
+    admin: Command, arguments: tuple[str, ...], line: str
+) -> None:
+    said = admin(*arguments)
+    assert (said.code, said.out, said.err[: len(line) + 10]) == (2, "", f"headgate: {line}")
+
+
+def test_whoever_may_not_list_projects_hears_what_the_service_says(
+    admin: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = admin("token", "create", "narrow", "--permission", "submit", "--json").json
+    monkeypatch.setenv("HEADGATE_TOKEN", made["token"])
+    said = admin("submit", "x", "--project", "evalz")
+    assert (said.code, said.err) == (2, "headgate: unknown project 'evalz'\n")
+
+
 def test_the_service_is_paused_and_resumed(admin: Command) -> None:
     paused = "The service is paused: no task starts. headgate service resume ends this."
     assert admin("service", "pause").out == f"{paused}\n"
@@ -550,6 +593,17 @@ def test_doctor_names_settings_that_cannot_be_used(headgate: Command, tmp_path: 
     config.write_text("[scheduler]\nmax_inflight = -1\n")
     said = headgate("doctor", "--config", config, "--data", tmp_path, "--json")
     assert (said.code, verdicts(said)) == (1, {"settings": "fail"})
+
+
+def test_doctor_warns_of_a_budget_whose_project_does_not_exist(
+    headgate: Command, tmp_path: Path
+) -> None:
+    config = tmp_path / "headgate.toml"
+    config.write_text("[projects.search]\n[budgets.'project:serch']\nlimit_usd = '1'\n")
+    checks = headgate("doctor", "--config", config, "--data", tmp_path, "--json").json["checks"]
+    found = [one for one in checks if one["check"] == "settings" and one["verdict"] == "warn"]
+    assert [one["found"] for one in found] == ['budgets."project:serch"']
+    assert "there is no project 'serch'" in found[0]["advice"]
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 4096, b"SQLite format 3\x00" + b"\xff" * 8176])

@@ -124,6 +124,20 @@ def test_a_list_is_narrowed_and_cut(headgate: Command) -> None:
         assert found == [call.id for call in expected], arguments
 
 
+def test_a_list_that_is_cut_says_so_on_standard_error(headgate: Command) -> None:
+    line = "headgate: 2 shown, more exist; --limit N or --all\n"
+    for arguments, count, expected in (
+        (("--limit", "2"), 2, line),
+        (("--limit", str(len(CALLS))), len(CALLS), ""),
+        (("--limit", "1000"), len(CALLS), ""),
+        (("--all",), len(CALLS), ""),
+    ):
+        said = headgate("calls", "--json", *arguments)
+        assert (len(ids_in(said)), said.err) == (count, expected), arguments
+        said = headgate("calls", *arguments)
+        assert (len(said.out.splitlines()), said.err) == (2 + count, expected), arguments
+
+
 def test_without_calls_it_says_so(headgate: Command) -> None:
     assert headgate("calls", "--project", "default").out.startswith("No calls at http://")
 

@@ -168,6 +168,68 @@ def test_a_file_that_cannot_be_read_is_one_line(
         (["nonsense"], "there is no command nonsense (see headgate --help)"),
         (["tasts"], "there is no command tasts; did you mean tasks? (see headgate --help)"),
         (
+            ["resume"],
+            (
+                "there is no command resume; say what to resume: headgate service resume, or "
+                "headgate project|agent|target|slot resume NAME (see headgate --help)"
+            ),
+        ),
+        (
+            ["pause", "evals"],
+            (
+                "there is no command pause; say what to pause: headgate service pause, or "
+                "headgate project|agent|target|slot pause NAME (see headgate --help)"
+            ),
+        ),
+        (
+            ["drain"],
+            (
+                "there is no command drain; say what to drain: headgate "
+                "project|agent|target|slot drain NAME (see headgate --help)"
+            ),
+        ),
+        (
+            ["list"],
+            (
+                "there is no command list; say what to list: headgate "
+                "project|agent|target|slot|model|budget|token list (see headgate --help)"
+            ),
+        ),
+        (
+            ["warm"],
+            (
+                "there is no command warm; say what to warm: headgate slot warm NAME "
+                "(see headgate --help)"
+            ),
+        ),
+        (
+            ["model", "pause", "gpt-5"],
+            (
+                "there is no command pause; the commands of headgate model are list, show. A "
+                "model itself cannot be paused: headgate slot pause is for a key, and headgate "
+                "project pause for a project (see headgate model --help)"
+            ),
+        ),
+        (
+            ["model", "set", "fast"],
+            (
+                "there is no command set; the commands of headgate model are list, show. "
+                "[models] in the settings file sets the route of a name; then run headgate "
+                "reload (see headgate model --help)"
+            ),
+        ),
+        (
+            ["usage", "drain"],
+            "got unexpected extra argument (drain) (see headgate usage --help)",
+        ),
+        (
+            ["service", "forget"],
+            (
+                "there is no command forget; the commands of headgate service are pause, resume "
+                "(see headgate service --help)"
+            ),
+        ),
+        (
             ["runs", "sho"],
             "there is no command sho; did you mean show? (see headgate runs --help)",
         ),

@@ -128,6 +128,24 @@ def test_the_record_keeps_which_files_were_used(commands: Commands) -> None:
     assert Path(shown["source"]).name == "fixed.yaml"
 
 
+def test_a_last_run_of_another_workflow_is_named_and_left_alone(commands: Commands) -> None:
+    assert commands.run("eval.yaml").code == 1
+    assert commands.run("chain.yaml").code == 1
+    own, last = commands.ids()
+    record = (commands.data / "runs" / last / RECORD).read_bytes()
+    refused = commands.run("eval.yaml", "--resume", "last")
+    assert refused.code == 2
+    of_chain = f"the last run is of 'chain' ({commands.folder / 'chain.yaml'}), not 'eval'; "
+    advice = f"headgate run eval.yaml --resume {own} --data {commands.data}"
+    assert f"{of_chain}the last of 'eval': {advice}\n" in refused.stderr
+    other = commands.folder / "elsewhere" / "eval.yaml"
+    other.parent.mkdir()
+    other.write_text(FILE)
+    refused = commands.run(str(other), "--resume", "last")
+    assert f"{of_chain}list the runs with: headgate runs --data {commands.data}\n" in refused.stderr
+    assert (commands.data / "runs" / last / RECORD).read_bytes() == record
+
+
 def test_a_finished_step_that_changed_is_named_and_nothing_runs(commands: Commands) -> None:
     assert commands.run("chain.yaml").code == 1
     record = (commands.data / "runs" / commands.ids()[0] / RECORD).read_bytes()

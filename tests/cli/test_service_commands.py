@@ -180,6 +180,8 @@ def test_tasks_are_listed_filtered_and_counted(headgate: Command) -> None:
     tasks = [headgate("submit", "x", "--agent", "lists").out.strip() for _ in range(5)]
     said = headgate("tasks", "--agent", "lists", "--limit", "2", "--json")
     assert [task["taskId"] for task in said.lines] == tasks[:2:-1]
+    assert said.err == "headgate: 2 shown, more exist; --limit N or --all\n"
+    assert headgate("tasks", "--agent", "lists", "--limit", "5").err == ""
     everything = headgate("tasks", "--agent", "lists", "--all", "--json").lines
     assert [task["taskId"] for task in everything] == tasks[::-1]
     table = headgate("tasks", "--agent", "lists").out.splitlines()

@@ -93,7 +93,7 @@ HELD: list[tuple[TaskStatus, Hold | None, tuple[int, int], list[str]]] = [
         (31_000, 400),
         [
             "$0.031, 95% of 412 of its kind cost less",
-            "400 tokens, the highest cost of 1 of its kind",
+            "400 tokens, 4 times the highest cost of 1 of its kind",
         ],
     ),
     (

@@ -272,6 +272,10 @@ async def test_a_client_of_one_event_loop_after_the_other_keeps_its_budget() -> 
         ({"server": "http://host", "tracker": "memory:"}, "tracker"),
         ({"server": "http://host", "base_url": "http://other"}, "base_url"),
         ({"server": "http://host", "max_wait_seconds": 3}, "max_wait_seconds"),
+        (
+            {"server": "http://host", "concurrency": 2, "max_wait_seconds": 3},
+            "max_wait_seconds",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused_at_once(options: dict[str, Any], field: str) -> None:
@@ -293,6 +297,13 @@ def test_what_contradicts_itself_is_refused_at_once(options: dict[str, Any], fie
             "timeouts: is not an option of headgate.openai; did you mean timeout?",
         ),
         ({"budget_usd": -1}, "budget_usd: must not be negative; write 0 or more dollars"),
+        (
+            {"server": "http://host", "concurrency": 2, "max_wait_seconds": 3},
+            (
+                "max_wait_seconds: does not limit the wait at a service; leave it out with server, "
+                "the service has the setting gateway.max_wait_seconds"
+            ),
+        ),
     ],
 )
 def test_a_wrong_option_is_answered_with_the_nearest_right_one(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from config.running import FAST, WORK, Running, running
+from config.test_slots_and_tasks import slot
 
 SECRET = """
 [targets.web]
@@ -465,3 +466,43 @@ async def test_a_filter_by_time_takes_what_was_created_then(tmp_path: Path) -> N
         for field, matched in (("createdAfter", 1), ("createdBefore", 0)):
             body = {field: task["createdAt"]}
             assert (await service.ask("POST", "/tasks/cancel", body)).json["matched"] == matched
+
+
+async def test_a_target_has_another_slot_and_estimate_until_the_file_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    file = FILE + slot(tmp_path, "spare", key="k-1")
+    async with running(tmp_path, file) as service:
+        changed = await patch(
+            service, "/targets/work", slot="spare", estimateUsd="0.02", estimateTokens=500
+        )
+        assert (changed["slot"], changed["estimateUsd"]) == ("spare", "0.02")
+        assert sorted(changed["overridden"]) == ["estimateTokens", "estimateUsd", "slot"]
+        task_id = await service.submit(target="work")
+        assert (await service.ended(task_id))["slot"] == "spare"
+        reset = await patch(service, "/targets/work", reset=["slot", "estimateUsd"])
+        assert (reset["slot"], reset["estimateTokens"]) == (None, 500)
+        refused = await service.ask("PATCH", "/targets/work", {"slot": "nobody"})
+        assert (refused.status, (await service.get("/targets/work"))["slot"]) == (400, None)
+
+
+async def test_a_slot_takes_as_many_tasks_as_was_set_beside_the_file(tmp_path: Path) -> None:
+    file = FILE + slot(tmp_path, "spare", key="k-1")
+    async with running(tmp_path, file) as service:
+        assert "maxInflight" not in await service.get("/slots/spare")
+        changed = await patch(service, "/slots/spare", maxInflight=1)
+        assert (changed["maxInflight"], changed["overridden"]) == (1, ["maxInflight"])
+        first = await service.submit(slot="spare", params={"seconds": 60})
+        async with asyncio.timeout(30.0):
+            while (await service.get(f"/tasks/{first}"))["state"] != "running":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        second = await service.submit(slot="spare")
+        (why,) = await service.why(second)
+        assert "spare" in why
+        await patch(service, "/slots/spare", maxInflight=2)
+        assert (await service.ended(second))["state"] == "done"
+        assert "maxInflight" not in await patch(service, "/slots/spare", reset=["maxInflight"])
+        refused = await service.ask("PATCH", "/slots/spare", {"maxInflight": 0})
+        assert refused.status == 400
+        unknown = await service.ask("PATCH", "/slots/nobody", {"maxInflight": 1})
+        assert unknown.status == 404

@@ -9,6 +9,7 @@ import pytest
 
 from config.reload_load import reload_under_load
 from config.running import FAST, WORK, running
+from headgate.cli.up import welcome
 from headgate.config.loading import Origin, decode
 from headgate.config.reload import ConfigUpkeep, FileWatcher
 from headgate.errors import InvalidSettingError
@@ -65,6 +66,24 @@ async def test_a_reload_answers_with_what_changed_and_what_waits(tmp_path: Path)
         assert (await service.get("/scheduler/stats"))["config"]["maxInflight"] == 7
         again = (await service.ask("POST", "/scheduler/reload")).json
         assert (again["changed"], len(again["needsRestart"])) == ([], 1)
+
+
+async def test_a_reload_and_a_start_warn_of_a_budget_whose_project_does_not_exist(
+    tmp_path: Path,
+) -> None:
+    budget = "[projects.search]\n[budgets.'project:{}']\nlimit_usd = '1'\n"
+    warning = (
+        "budgets.\"project:serch\": there is no project 'serch', so it limits nothing; "
+        "add it under [projects], or correct the name"
+    )
+    async with running(tmp_path, FAST + WORK) as service:
+        for name, expected in (("serch", [warning]), ("search", [])):
+            service.path.write_text(FAST + WORK + budget.format(name))
+            body = (await service.ask("POST", "/scheduler/reload")).json
+            assert body["warnings"] == expected
+            banner = await welcome(service.service, "http://h:1", tmp_path, [], {}, as_json=False)
+            lines = [line for line in banner.splitlines() if "budgets." in line]
+            assert lines == [f"  warning: {line}" for line in expected]
 
 
 async def test_slots_come_change_and_go_without_a_restart(tmp_path: Path) -> None:

@@ -377,3 +377,20 @@ def test_an_estimate_from_many_costs_is_late_by_a_few_at_most() -> None:
     before = held()
     estimates.feed(kind, Sample(tokens=5_000, is_done=True))
     assert (before.most, held().most) == (149, 5_000), "one that is above all others counts at once"
+
+
+@pytest.mark.parametrize(
+    ("samples", "held", "words"),
+    [
+        (1, 4_000, "4 times the highest cost of 1 of its kind"),
+        (3, 2_000, "twice the highest cost of 3 of its kind"),
+        (19, 1_158, "1.16 times the highest cost of 19 of its kind"),
+        (3, 1_000, "the highest cost of 3 of its kind"),
+    ],
+)
+def test_a_reservation_says_how_many_times_the_highest_cost_it_is(
+    samples: int, held: int, words: str
+) -> None:
+    found = Estimate(basis=Basis.LEARNED, amount=held, most=1_000, samples=samples)
+    assert found.sentence(held, Unit.TOKENS) == f"reserved {held:,} tokens, {words}"
+    assert found.prospect(Unit.TOKENS) == f"would reserve {held:,} tokens, {words}"

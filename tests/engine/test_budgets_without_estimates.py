@@ -146,7 +146,7 @@ def test_a_task_that_waits_says_what_it_would_hold() -> None:
     assert (usd.unit, usd.basis, usd.amount) == ("usd", Basis.PROBE, None)
     (usd,) = second.would_hold
     assert (usd.basis, usd.samples, usd.amount) == (Basis.LEARNED, 3, 0.02)
-    assert usd.text == "would reserve $0.02, the highest cost of 3 of its kind"
+    assert usd.text == "would reserve $0.02, twice the highest cost of 3 of its kind"
     assert ended.would_hold == ()
 
 

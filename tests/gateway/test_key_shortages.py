@@ -196,6 +196,15 @@ async def test_the_own_key_of_a_client_is_closed_for_nobody(tmp_path: Path) -> N
         assert (await gateway.ask(CHAT, headers=own)).status_code == 200
 
 
+async def test_a_field_that_is_named_like_an_error_closes_nothing(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        said = f"{LOW_BALANCE}: Extra inputs are not permitted"
+        gateway.upstream.script.append(Plan(status=400, message=said))
+        assert (await gateway.ask(CHAT)).status_code == 400
+        assert not await closures(gateway)
+        assert (await gateway.ask(CHAT)).status_code == 200
+
+
 async def test_a_model_that_is_named_like_an_error_closes_nothing(tmp_path: Path) -> None:
     model = "Your credit balance is too low"
     async with gateway_service(tmp_path) as gateway:
@@ -224,6 +233,9 @@ SAID = [
     (400, {"type": "invalid_request_error"}, LOW_BALANCE, Shortage.CREDIT),
     (400, {"type": "invalid_request_error"}, "max_tokens: must be positive", None),
     (400, {}, "m: Your credit balance is too low", None),
+    (400, {}, f"{LOW_BALANCE}: Extra inputs are not permitted", None),
+    (400, {}, "Insufficient credits.0.x: Input should be a valid string", None),
+    (403, {}, "Key limit exceeded: Extra inputs are not permitted", None),
     (400, {"code": "Arrearage"}, "Access denied", Shortage.CREDIT),
     (403, {"code": 403}, "Key limit exceeded (monthly limit).", Shortage.CREDIT),
     (403, {}, "Your API key does not have permission to use it", None),

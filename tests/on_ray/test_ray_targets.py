@@ -231,7 +231,7 @@ async def test_a_cluster_that_cannot_say_its_room_has_none_and_says_why(
         assert isinstance(executor, RemoteExecutor)
         room = await executor.room()
     assert room.free == 0
-    assert f"Ray at {cluster.address} does not say its room: ImportError" in room.why
+    assert f"the free capacity of Ray at {cluster.address} is unknown: ImportError" in room.why
 
 
 async def test_what_was_begun_at_an_older_holder_is_found_there(

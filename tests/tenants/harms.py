@@ -257,6 +257,7 @@ POST /closures/open
 GET /audit
 GET /settings
 GET /slots
+PATCH /slots/{id}
 GET /slots/{id}
   id               slot
 GET /slots/{id}/log

@@ -12,8 +12,7 @@ from walk.installed import Installed, install
 from walk.walker import steps_of, walking
 
 MOST_SECONDS = 120.0
-"""Until the first answer through the gateway, from `pip install` on. Of pip only what it computes
-counts: how long it waits for the index and for the disk says nothing about Headgate."""
+"""Until the first answer through the gateway, by the clock on the wall from `pip install` on."""
 
 # A page starts up to a hundred processes, one after another, and the first one waits for pip.
 pytestmark = pytest.mark.timeout(900)
@@ -64,7 +63,7 @@ def test_a_page_can_be_followed_with_the_installed_wheel(
                 f"pip {installed.seconds:.1f} s, the page {walker.first_answer_seconds:.1f} s; "
                 f"pip computed for {installed.cpu_seconds:.1f} s"
             )
-        assert installed.cpu_seconds + walker.first_answer_seconds < MOST_SECONDS
+        assert total < MOST_SECONDS
 
 
 def test_pages_that_are_left_out_exist() -> None:

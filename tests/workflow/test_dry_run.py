@@ -262,7 +262,7 @@ HELD = {
     ),
     "a few": (
         (budget(5_000_000),), (learned(10_000, 20_000, 30_000),), 60_000, Basis.LEARNED,
-        "reserved $0.06, the highest cost of 3 of its kind",
+        "reserved $0.06, twice the highest cost of 3 of its kind",
     ),
     "many": (
         (budget(5_000_000),), (learned(*[10_000] * 100),), 10_300, Basis.LEARNED,

@@ -36,15 +36,23 @@ from headgate.api.schema.admin import (
     ProjectListBody,
     ProjectPatchBody,
     ReloadBody,
+    SlotPatchBody,
     SwitchBody,
     TargetBody,
     TargetListBody,
     TargetPatchBody,
 )
-from headgate.api.slots import OPENED, closures_by_name, known_closures, shown_closures
+from headgate.api.slots import (
+    OPENED,
+    closures_by_name,
+    known_closures,
+    one_slot,
+    show_slot,
+    shown_closures,
+)
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.budgets.status import ScopeStatus, has_limit
-from headgate.config import AgentSettings, Settings, budgets
+from headgate.config import AgentSettings, Settings, budget_warnings, budgets
 from headgate.config.budget_limits import ROOT_NAME
 from headgate.config.messages import key_path
 from headgate.config.overrides import BUDGET_KEYS, PATCHABLE, Change, OverrideKind, written_table
@@ -55,6 +63,7 @@ from headgate.core.budgets.windows import format_window
 from headgate.core.fair_share import Share
 from headgate.core.gates import GateClosure, GateKind, GatePart
 from headgate.core.money import plain_usd
+from headgate.core.slots.status import SlotBody
 from headgate.core.snapshot import BUILT_IN_AGENT
 from headgate.core.task import UPSTREAM_PREFIX
 from headgate.core.task_view import ClosureBody, closure_body, exact_moment
@@ -107,7 +116,7 @@ def project_body(
         queued=count.queued,
         inflight=count.inflight,
         configured=_is_configured(state, "projects", name) or name == DEFAULT_PROJECT,
-        overridden=overridden_fields(state, "projects", name),
+        overridden=state.overridden_fields("projects", name),
         target_share=None if share is None else round(share.target, 6),
         actual_share=None if share is None else round(share.actual, 6),
         deficit=None if share is None else round(share.deficit, 6),
@@ -151,7 +160,7 @@ def agent_body(
         queued=count.queued,
         inflight=count.inflight,
         configured=_is_configured(state, "agents", name),
-        overridden=overridden_fields(state, "agents", name),
+        overridden=state.overridden_fields("agents", name),
         closures=closure_bodies(closed, name),
     )
 
@@ -184,10 +193,12 @@ def target_body(state: ConfigState, name: str, closed: Closed = NOTHING_CLOSED) 
         default=name == state.settings.default_target,
         slot=target.slot,
         provider=target.provider,
+        estimate_usd=None if target.estimate_usd is None else str(target.estimate_usd),
+        estimate_tokens=target.estimate_tokens,
         headers=sorted(getattr(target, "headers", {})),
         env=sorted(getattr(target, "env", {})),
         configured=("targets", name) not in state.draining,
-        overridden=overridden_fields(state, "targets", name),
+        overridden=state.overridden_fields("targets", name),
         closures=closure_bodies(closed, name),
     )
 
@@ -200,7 +211,7 @@ def budget_bodies(state: ConfigState, closed: Closed = NOTHING_CLOSED) -> list[B
             limit_usd=_usd(limit.limit_micro_usd),
             limit_tokens=limit.limit_tokens,
             window=format_window(limit.window),
-            overridden=overridden_fields(state, "budgets", ROOT_NAME if scope == ROOT else scope),
+            overridden=state.overridden_fields("budgets", ROOT_NAME if scope == ROOT else scope),
             closures=closure_bodies(closed, scope),
         )
         for scope, limit in budgets(state.settings).items()
@@ -213,12 +224,6 @@ def _usd(micro_usd: int | None) -> str | None:
 
 def _is_configured(state: ConfigState, kind: str, name: str) -> bool:
     return name in state.tables.get(kind, {}) and (kind, name) not in state.draining
-
-
-def overridden_fields(state: ConfigState, kind: OverrideKind, name: str) -> list[str]:
-    """Return what is not as the file says, by the names that the API has for it."""
-    fields = {key: field for field, key in PATCHABLE[kind].items()}
-    return [fields[key] for key in state.overridden(kind, name)]
 
 
 MAX_CLOSURES = 1_000
@@ -306,11 +311,23 @@ async def show_target(api: Api, _: Request, name: str) -> Response:
 
 
 async def change_target(api: Api, request: Request, name: str) -> Response:
-    """Pause, resume or drain a target."""
+    """Change a target beside the file; pause, resume or drain it."""
     body = read_body(await request.json_body(), TargetPatchBody)
-    _check_known(name in api.config.settings.all_targets, "target", name)
+    settings = api.config.settings
+    _check_known(name in settings.all_targets, "target", name)
+    if isinstance(body.slot, str) and body.slot not in settings.slots:
+        slots = ", ".join(list(settings.slots)[:_NAMES_SHOWN]) or "none"
+        raise InvalidFieldError("slot", f"there is no slot {excerpt(body.slot)!r}. Slots: {slots}")
     await patch(api, request, "targets", name, body)
     return await show_target(api, request, name)
+
+
+async def change_slot(api: Api, request: Request, name: str) -> Response:
+    """Change a key slot beside the file."""
+    body = read_body(await request.json_body(), SlotPatchBody)
+    await one_slot(api, name, request.caller)
+    await patch(api, request, "slots", name, body)
+    return await show_slot(api, request, name)
 
 
 async def list_budgets(api: Api, _: Request, __: str) -> Response:
@@ -454,6 +471,7 @@ async def reloaded(api: Api, request: Request) -> ReloadBody:
         changed=change_bodies(found.changed),
         needs_restart=change_bodies(found.needs_restart),
         kept=list(found.kept),
+        warnings=budget_warnings(api.config.settings),
     )
 
 
@@ -665,9 +683,17 @@ ROUTES = (
         "PATCH",
         "/targets/{id}",
         change_target,
-        "pause, resume or drain a target",
+        "change a target: its slot, provider, estimate or status",
         body=TargetPatchBody,
         responses={200: TargetBody},
+    ),
+    Route(
+        "PATCH",
+        "/slots/{id}",
+        change_slot,
+        "change a key slot: how many tasks and calls may use it at a time",
+        body=SlotPatchBody,
+        responses={200: SlotBody},
     ),
     Route(
         "GET",

@@ -472,6 +472,12 @@ The processors that the loop does not take are those of whoever writes and of a 
 and each start of a task waits for them a dozen times.
 """
 
+LATE_PAUSES = 4
+"""How many times as long as the loop comes late to a round those callers wait in addition.
+
+A loop that comes late has too much to do, and each step of everybody else waits as long.
+"""
+
 MAX_PAUSE_SECONDS = 0.05
 
 ROUND_SECONDS = 0.001
@@ -519,6 +525,9 @@ class Turns:
 
         self._noted_at = 0.0
         self._is_dealing = False
+        self._due_at: float | None = None
+        self._late_seconds = 0.0
+        """How late the loop lately came to rounds that were due."""
 
     def run(self, work: Coroutine[Any, Any, _Result], seat: Seat) -> Coroutine[Any, Any, _Result]:
         """Do some work for whomever a seat counts for at the time."""
@@ -567,6 +576,9 @@ class Turns:
     def _deal(self) -> None:
         """Give turns for a round, to those first that had least; go on while anybody waits."""
         loop, left = asyncio.get_running_loop(), ROUND_SECONDS
+        if self._due_at is not None:
+            self.note_late(self.clock() - self._due_at)
+            self._due_at = None
         for used in sorted(
             [used for used in self._used.values() if used.waiting], key=lambda used: used.seconds
         ):
@@ -577,7 +589,7 @@ class Turns:
                     left -= used.step_seconds
             if left <= 0:
                 break
-        pause_seconds = self._pauses * (ROUND_SECONDS - left)
+        pause_seconds = self.pause_seconds(ROUND_SECONDS - left)
         if not pause_seconds:
             # Nobody has waited, or there is no pause between rounds.
             self._is_dealing = left <= 0
@@ -586,7 +598,19 @@ class Turns:
         elif len(self._used) == 1:
             loop.call_soon(self._deal)
         else:
-            loop.call_later(min(pause_seconds, MAX_PAUSE_SECONDS), self._deal)
+            self._due_at = self.clock() + pause_seconds
+            loop.call_later(pause_seconds, self._deal)
+
+    def note_late(self, seconds: float) -> None:
+        """Count that the loop came so late to a round."""
+        self._late_seconds += (max(seconds, 0.0) - self._late_seconds) / 4
+
+    def pause_seconds(self, round_seconds: float) -> float:
+        """Return how long greedy callers wait after a round that took so long."""
+        if not self._pauses or not round_seconds:
+            return 0.0
+        pause = self._pauses * round_seconds + LATE_PAUSES * self._late_seconds
+        return min(pause, MAX_PAUSE_SECONDS)
 
     def _begin_window(self, now: float) -> None:
         """Let what was used count half, and forget who used next to nothing."""

@@ -6,9 +6,10 @@ Any node answers for all slots, also one that does not dispatch: what is known o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from operator import attrgetter
+from typing import TypedDict
 
 from headgate.api.api import Api, Route, actor_of
 from headgate.api.callers import Caller
@@ -51,6 +52,8 @@ def slot_body(
     *,
     closures: Iterable[GateClosure] = (),
     is_whole: bool = True,
+    max_inflight: int | None = None,
+    overridden: Sequence[str] = (),
 ) -> SlotBody:
     """Return everything about a slot; `closures` are those that the slot itself does not know.
 
@@ -71,6 +74,8 @@ def slot_body(
         quota_from=status.config.wake.quota_from,
         quota_text=quota_source_words(status.config.wake),
         projects=_projects(status, is_whole=is_whole),
+        max_inflight=max_inflight,
+        overridden=list(overridden),
         state=_state(status, now, is_closed=bool(timed)),
         enabled=not off,
         percent_used=standing.percent_used,
@@ -167,7 +172,13 @@ async def slot_bodies(api: Api, caller: Caller) -> list[SlotBody]:
     statuses = [one for one in api.slots.statuses() if may_use(one, caller)]
     is_whole = not caller.is_bound
     return [
-        slot_body(one, now, closures=closed.get(one.config.name, ()), is_whole=is_whole)
+        slot_body(
+            one,
+            now,
+            closures=closed.get(one.config.name, ()),
+            is_whole=is_whole,
+            **_changeable(api, one.config.name),
+        )
         for one in statuses
     ]
 
@@ -229,7 +240,22 @@ async def one_slot(api: Api, name: str, caller: Caller) -> SlotBody:
 async def _body_of(api: Api, status: SlotStatus, caller: Caller) -> SlotBody:
     closed = await closures_by_name(api, "slot")
     now, closures = api.engine.now(), closed.get(status.config.name, ())
-    return slot_body(status, now, closures=closures, is_whole=not caller.is_bound)
+    changeable = _changeable(api, status.config.name)
+    return slot_body(status, now, closures=closures, is_whole=not caller.is_bound, **changeable)
+
+
+class _Changeable(TypedDict):
+    max_inflight: int | None
+    overridden: list[str]
+
+
+def _changeable(api: Api, name: str) -> _Changeable:
+    """Return what the settings in force say of a slot that can be changed beside the file."""
+    slots = api.config.settings.slots
+    return {
+        "max_inflight": slots[name].max_inflight if name in slots else None,
+        "overridden": api.config.state.overridden_fields("slots", name),
+    }
 
 
 async def show_log(api: Api, request: Request, name: str) -> Response:

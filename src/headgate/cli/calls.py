@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import length_of, past_moment, print_json, print_json_lines, print_tables
+from headgate.cli.output import (
+    length_of,
+    past_moment,
+    print_json,
+    print_json_lines,
+    print_tables,
+    tell_more,
+)
 from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
 
@@ -120,17 +128,21 @@ def calls(
         "until": until,
     }
     with connect(connection) as client:
-        found = _found(client, which, limit=None if is_all else limit)
+        # One more than is shown tells whether there are more.
+        found = _found(client, which, limit=None if is_all else limit + 1)
+        shown = found if is_all else islice(found, limit)
         if as_json:
-            print_json_lines(found)
+            print_json_lines(shown)
         else:
             print_tables(
                 "Calls",
                 HEADER,
-                map(row_of, found),
+                map(row_of, shown),
                 empty=f"No calls at {client.url}",
                 whole=("call",),
             )
+        if not is_all:
+            tell_more(found, limit)
 
 
 @calls.command(
@@ -168,7 +180,11 @@ def _found(client: SyncClient, which: Filter, *, limit: int | None) -> Iterator[
 
     cursor, left = None, limit
     while left is None or left:
-        query: Filter = {**which, "cursor": cursor, "limit": left or MOST_AT_ONCE}
+        query: Filter = {
+            **which,
+            "cursor": cursor,
+            "limit": min(left or MOST_AT_ONCE, MOST_AT_ONCE),
+        }
         page = client.request("GET", "/calls", response_type=CallListBody, query=query)
         yield from page.calls
         cursor = page.next_cursor

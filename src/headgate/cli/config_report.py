@@ -96,7 +96,7 @@ def check_settings(given: Path | None, text: str | None, *, is_file_only: bool) 
         upstreams=list(settings.all_upstreams),
         models=list(settings.models),
         problems=[] if is_file_only else problems,
-        warnings=[*warnings, *_budget_warnings(settings)],
+        warnings=warnings,
     )
 
 
@@ -223,17 +223,6 @@ def _poll_warnings(settings: Settings) -> list[str]:
         f"{quota_source_words(wake_config(settings.quota, slot))}"
         for name, slot in settings.slots.items()
         if slot.enabled and slot.poll == "request"
-    ]
-
-
-def _budget_warnings(settings: Settings) -> list[str]:
-    """Say which budgets are of a project that the file does not name: they limit nothing."""
-    return [
-        f"{key_path('budgets', scope)}: there is no project {name!r}, so it limits nothing; "
-        "add it under [projects], or correct the name"
-        for scope in settings.budgets
-        for kind, _, name in (scope.partition("/")[0].partition(":"),)
-        if kind == "project" and name not in settings.projects
     ]
 
 

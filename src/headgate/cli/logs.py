@@ -167,6 +167,10 @@ LOG_EVENTS = {
     "a call was not kept": (
         "The end of a call could not be stored. When its lease ends, its reservation is booked."
     ),
+    "a key has no credit left": (
+        "The provider says that the credit of a key is used up. Headgate closes the key for ten "
+        "minutes and uses the next one. `said` has the provider's words."
+    ),
     "a key was refused": "A provider refused a key with 401 or 403. Check the variable or file.",
     "a key was refused, and its slot could not be disabled": (
         "A provider refused the key of a slot, and the store did not answer."
@@ -181,6 +185,10 @@ LOG_EVENTS = {
         "A bug in the service. The loop goes on after a pause that grows."
     ),
     "a loop is started again": "A loop of a slot had ended or stood still; `problem` says which.",
+    "a lost governed call could not be booked": (
+        "The worker of a `headgate.ray` call is gone. The ledger books the call when the lease of "
+        "its reservation ends."
+    ),
     "a provider could not be closed": (
         "A bug in the service, while a slot left the settings or the service stopped."
     ),
@@ -292,6 +300,14 @@ LOG_EVENTS = {
     "task submitted": "A task was accepted.",
     "the body of a call that waits stays in memory": "A temporary file could not be written.",
     "the clock has jumped; all slots look at once": "The clock was set, or the machine slept.",
+    "the cost of a governed call could not be booked": (
+        "The governor of a `headgate.ray` call is gone. The ledger books the estimate of the call "
+        "when the lease of its reservation ends."
+    ),
+    "the deciding node cannot be reached": (
+        "This node cannot pass calls on to the dispatcher at `address`. Check `server.advertise` "
+        "there, and the firewall. Logged once an address."
+    ),
     "the demonstration has stopped; the service goes on without it": (
         "A bug in the simulated fleet of `headgate up --demo`."
     ),
@@ -308,6 +324,9 @@ LOG_EVENTS = {
         "The settings file has changed, and the store does not answer."
     ),
     "the file was refused; nothing has changed": "The settings file has changed, and is wrong.",
+    "the free capacity of a Ray cluster is unknown": (
+        "Headgate starts no new tasks of this target until the cluster answers. Logged once."
+    ),
     "the lease of money in use has ended": (
         "A lease was not renewed in time, although the work goes on. The reservation counts as "
         "spent until the work reports its cost."
@@ -326,6 +345,9 @@ LOG_EVENTS = {
     "the lock on the data directory was deleted; it is there again": (
         "Somebody deleted the lock file while the service ran; Headgate wrote it again and holds "
         "the lock."
+    ),
+    "the previous dispatcher does not answer": (
+        "Another node decides now. Clients whose calls ran at the previous one get a 503."
     ),
     "the process that writes cannot be started": (
         "The machine has no room for another process; it is tried again."

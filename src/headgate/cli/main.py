@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -125,7 +125,7 @@ GROUPS = {
         "estimates": "Show what each kind of work is expected to cost.",
     },
     "Keys and models": {
-        "slot": "Show key slots and their quotas; warm, pause and resume slots.",
+        "slot": "Show key slots and their quotas; warm, change, pause and drain slots.",
         "model": "Show the models of the gateway: where their calls go, what they cost.",
         "calls": "List calls through the gateway, newest first, or show one.",
     },
@@ -138,7 +138,7 @@ GROUPS = {
         "service": "Pause and resume the whole service.",
         "project": "List, change, pause, resume and drain projects.",
         "agent": "List, change, pause, resume and drain agents.",
-        "target": "List, pause, resume and drain targets.",
+        "target": "List, change, pause, resume and drain targets.",
         "token": "Create, list and revoke tokens.",
         "webhooks": "List webhooks, send them again, ping an address, rotate the secret.",
         "metrics": "List all metrics; print a Grafana dashboard and Prometheus alerts.",
@@ -172,8 +172,29 @@ MODULES = {
 }
 """The module of a command where it is not the one of its name."""
 
-VERBS = ("list", "show", "set", "pause", "resume", "drain", "warm")
-"""What people do to a named thing: `headgate project pause evals`."""
+_STARTED = "project|agent|target|slot"
+VERBS = {
+    "list": f"{_STARTED}|model|budget|token list",
+    "set": "project|agent|target|slot|budget set NAME",
+    "pause": f"service pause, or headgate {_STARTED} pause NAME",
+    "resume": f"service resume, or headgate {_STARTED} resume NAME",
+    "drain": f"{_STARTED} drain NAME",
+    "warm": "slot warm NAME",
+}
+"""What people do to a named thing, and how they write it: `headgate project pause evals`."""
+
+MODEL_IN_FILE = "[models] in the settings file sets the route of a name; then run headgate reload"
+MODEL_STARTS = (
+    "A model itself cannot be {done}: headgate slot {verb} is for a key, and headgate project "
+    "{verb} for a project"
+)
+NOT_HERE = {
+    ("model", "set"): MODEL_IN_FILE,
+    ("model", "pause"): MODEL_STARTS.format(done="paused", verb="pause"),
+    ("model", "resume"): MODEL_STARTS.format(done="paused", verb="resume"),
+    ("model", "drain"): MODEL_STARTS.format(done="drained", verb="drain"),
+}
+"""What to do instead where a noun does not have a verb that others have."""
 
 SYNONYMS = {"remove": "delete", "rm": "delete", "add": "set", "create": "set", "unset": "delete"}
 """Verbs of other programs, and ours for the same."""
@@ -404,7 +425,7 @@ def _problem(error: click.ClickException) -> str:
         case click.UsageError(ctx=click.Context(command=click.Group() as group) as context):
             name = getattr(error, "command_name", None)
             if name is not None:
-                return f"there is no command {name}{_hint(name, group.list_commands(context))}"
+                return f"there is no command {name}{_hint(name, group, context)}"
     return _plain(error.format_message())
 
 
@@ -421,14 +442,23 @@ def _choices(parameter: click.Parameter) -> str:
     return f"; give one of {', '.join(map(str, parameter.type.choices))}"
 
 
-def _hint(name: str, commands: Sequence[str]) -> str:
+def _hint(name: str, group: click.Group, context: click.Context) -> str:
+    """Return what may be meant: of what a verb is, a command like it, or which ones there are."""
     from headgate.core.text import nearest  # noqa: PLC0415  few commands complain
 
+    commands = group.list_commands(context)
+    is_root = context.parent is None
+    if is_root and name in VERBS:
+        return f"; say what to {name}: headgate {VERBS[name]}"
     meant = SYNONYMS.get(name, "")
-    near = meant if meant in commands else nearest(name, commands)
-    if not near and name in VERBS:
-        return f"; say of what, as in headgate project {name}"
-    return _meant(near)
+    is_verb = name in VERBS or name in SYNONYMS
+    near = meant if meant in commands else "" if is_verb else nearest(name, commands)
+    if near or is_root:
+        return _meant(near)
+    instead = NOT_HERE.get((context.info_name or "", meant or name), "")
+    return f"; the commands of {context.command_path} are {', '.join(commands)}" + (
+        f". {instead}" if instead else ""
+    )
 
 
 def _meant(near: str) -> str:

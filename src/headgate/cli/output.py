@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
 from typing import TYPE_CHECKING, TextIO
@@ -87,6 +87,12 @@ def print_tables(
     while shown:
         print_table(title, header, shown, whole=whole)
         shown = list(islice(left, TABLE_ROWS))
+
+
+def tell_more(left: Iterator[object], limit: int) -> None:
+    """Say on standard error that a list was cut, if anything is left of it."""
+    if next(left, None) is not None:
+        click.echo(f"headgate: {limit:,} shown, more exist; --limit N or --all", err=True)
 
 
 def plain_table(title: str, header: Row, rows: Sequence[Row]) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json, print_table
+from headgate.core.text import printable
 
 if TYPE_CHECKING:
     from headgate.api.schema.admin import ChangeBody
@@ -40,6 +41,8 @@ def reload(*, connection: Connection, as_json: bool) -> None:
     if answer.needs_restart:
         rows = [_row(one) for one in answer.needs_restart]
         print_table("Needs a restart", ("key", "from", "to"), rows)
+    for line in answer.warnings:
+        click.echo(f"headgate: warning: {printable(line)}", err=True)
     for key in answer.kept:
         click.echo(f"{key} is 0 in the file and stays as it was; the next start refuses a 0")
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import click
 import msgspec
 
-from headgate.cli.completion import AGENT, MODEL, PROJECT, TARGET, ServiceName
+from headgate.cli.completion import AGENT, MODEL, PROJECT, SLOT, TARGET, ServiceName
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json, print_json_lines, print_table, unknown_name
 from headgate.core.text import printable
-from headgate.errors import InvalidFieldError, RequestRefusedError
+from headgate.errors import InvalidFieldError, RequestRefusedError, ServiceError
 
 if TYPE_CHECKING:
     from headgate.api.schema.admin import (
@@ -56,14 +56,22 @@ class Noun(NamedTuple):
         return f"an {self.name}" if self.name[0] in "aeiou" else f"a {self.name}"
 
     @contextmanager
-    def naming_known(self, client: SyncClient, name: str) -> Iterator[None]:
-        """Have the error about a name that is not there say which ones are, and how to add it."""
+    def naming_known(
+        self, client: SyncClient, name: str, code: str = "not_found"
+    ) -> Iterator[None]:
+        """Have the error about a name that is not there say which ones are, and how to add it.
+
+        Whoever may not list them sees the error of the service.
+        """
         try:
             yield
         except RequestRefusedError as error:
-            if error.code != "not_found":
+            if error.code != code or not name:
                 raise
-            known = [_name(one) for one in self.listed(client)]
+            try:
+                known = [_name(one) for one in self.listed(client)]
+            except ServiceError:
+                raise error from None
             advice = self.advice.format(name=name)
             raise unknown_name(self.name, name, known, advice) from None
 
@@ -179,7 +187,7 @@ def _text(value: object) -> str:
 # Values of options that take a limit away with `none`.
 
 
-class _Limit(click.types.StringParamType):
+class Limit(click.types.StringParamType):
     """A number, or `none` for no limit."""
 
     name = "number"
@@ -202,7 +210,7 @@ class _Limit(click.types.StringParamType):
             self.fail(f"{value!r} is neither a number nor {NO_LIMIT}", param, ctx)
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def given(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options that were given, with None where a limit is taken away."""
     return {
         name: None if value == NO_LIMIT else value
@@ -211,7 +219,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _checked(change: dict[str, Any], reset: Sequence[str]) -> None:
+def check_given(change: dict[str, Any], reset: Sequence[str]) -> None:
     if not change and not reset:
         raise InvalidFieldError("options", "say what to change; --help lists the options")
 
@@ -286,13 +294,13 @@ Examples:
 )
 @click.option(
     "--max-agents",
-    type=_Limit(int),
+    type=Limit(int),
     metavar="N|none",
     help="The most tasks of the project in flight.",
 )
 @click.option(
     "--budget-tokens",
-    type=_Limit(int),
+    type=Limit(int),
     metavar="N|none",
     help="The most tokens that the project may use in the usage window.",
 )
@@ -315,14 +323,14 @@ def set_project(
     as_json: bool,
 ) -> None:
     """Change a project: its weight and its limits."""
-    change = _given(
+    change = given(
         {
             "credit_weight": weight,
             "max_concurrent_agents": max_agents,
             "budget_limit": budget_tokens,
         }
     )
-    _checked(change, reset)
+    check_given(change, reset)
     with connect(connection) as client, PROJECTS.naming_known(client, name):
         answer = client.change_project(
             name, reset=[_PROJECT_FIELDS[one] for one in reset], **change
@@ -331,7 +339,7 @@ def set_project(
 
 
 def _print_changed(
-    client: SyncClient, noun: str, thing: ProjectBody | AgentBody, *, as_json: bool
+    client: SyncClient, noun: str, thing: ProjectBody | AgentBody | TargetBody, *, as_json: bool
 ) -> None:
     if not as_json:
         click.echo(printable(f"Changed {noun.lower()} {thing.id} at {client.url}:"))
@@ -402,7 +410,7 @@ Examples:
 @click.argument("name", metavar="AGENT", type=AGENT)
 @click.option(
     "--capacity",
-    type=_Limit(int),
+    type=Limit(int),
     metavar="N|none",
     help="The most tasks that the agent runs at once.",
 )
@@ -431,8 +439,8 @@ def set_agent(
     as_json: bool,
 ) -> None:
     """Change an agent, or add one: its capacity, its type, whether it takes open tasks."""
-    change = _given({"capacity": capacity, "type": agent_type, "accepts_open": accepts_open})
-    _checked(change, reset)
+    change = given({"capacity": capacity, "type": agent_type, "accepts_open": accepts_open})
+    check_given(change, reset)
     with connect(connection) as client:
         answer = client.change_agent(name, reset=[_AGENT_FIELDS[one] for one in reset], **change)
         _print_changed(client, "Agent", answer, as_json=as_json)
@@ -469,15 +477,85 @@ TARGETS = Noun(
 
 @click.group()
 def target() -> None:
-    """List, pause, resume and drain targets.
+    """List, change, pause, resume and drain targets.
 
     A target is where tasks run: an HTTP address, a program, a worker. [targets.NAME] in the
-    settings file adds one.
+    settings file adds one. A change made here holds until you change the same key in that file.
     """
+
+
+_TARGET_FIELDS = {
+    "slot": "slot",
+    "provider": "provider",
+    "estimate-usd": "estimate_usd",
+    "estimate-tokens": "estimate_tokens",
+    "status": "status",
+}
 
 
 _add_list(target, TARGETS, "headgate target list --json | jq -r .id")
 _add_show(target, TARGETS, "browser")
+
+
+@target.command(
+    "set",
+    epilog="""\b
+Examples:
+  headgate target set browser --slot work
+  headgate target set browser --estimate-usd 0.02 --estimate-tokens 4000
+  headgate target set browser --reset slot
+""",
+)
+@click.argument("name", metavar="TARGET", type=TARGET)
+@click.option("--slot", type=SLOT, metavar="SLOT|none", help="The key slot that its tasks use.")
+@click.option(
+    "--provider", metavar="NAME|none", help="The provider whose slots its tasks get, if no slot."
+)
+@click.option(
+    "--estimate-usd",
+    metavar="USD|none",
+    help="What to reserve for a task without an estimate.",
+)
+@click.option(
+    "--estimate-tokens",
+    type=Limit(int),
+    metavar="N|none",
+    help="The same in tokens.",
+)
+@click.option(
+    "--reset",
+    multiple=True,
+    type=click.Choice(list(_TARGET_FIELDS)),
+    help="Go back to what the settings file says.",
+)
+@connection_options
+@json_option
+def set_target(
+    *,
+    name: str,
+    slot: str | None,
+    provider: str | None,
+    estimate_usd: str | None,
+    estimate_tokens: Any,  # noqa: ANN401 - a number, or none
+    reset: tuple[str, ...],
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Change a target: the slot or provider of its tasks, and what they are expected to cost."""
+    change = given(
+        {
+            "slot": slot,
+            "provider": provider,
+            "estimate_usd": estimate_usd,
+            "estimate_tokens": estimate_tokens,
+        }
+    )
+    check_given(change, reset)
+    with connect(connection) as client, TARGETS.naming_known(client, name):
+        answer = client.change_target(name, reset=[_TARGET_FIELDS[one] for one in reset], **change)
+        _print_changed(client, "Target", answer, as_json=as_json)
+
+
 _add_verbs(target, TARGETS, "browser")
 
 

@@ -749,6 +749,11 @@ def show_command(run_id: str, data: Path) -> str:
     return f"headgate runs show {run_id}{_place(data)}"
 
 
+def list_command(data: Path) -> str:
+    """Return the command that lists the runs."""
+    return f"headgate runs{_place(data)}"
+
+
 def _place(data: Path) -> str:
     return "" if data == default_directory() else f" --data {shlex.quote(str(data))}"
 

@@ -45,6 +45,7 @@ from headgate.cli.run_progress import (
     cut_off_text,
     ending_text,
     followed,
+    list_command,
     print_end,
     print_json_end,
     progress_here,
@@ -59,6 +60,7 @@ from headgate.errors import (
     HeadgateError,
     InvalidSettingError,
     ServiceUnavailableError,
+    StoreError,
 )
 from headgate.workflow.backend import Backend
 from headgate.workflow.budgets import (
@@ -75,7 +77,16 @@ from headgate.workflow.local_backend import LocalBackend, in_file, local_backend
 from headgate.workflow.parser import read_workflow
 from headgate.workflow.report import RunReport, RunState, StepState
 from headgate.workflow.revisions import OnChanged, revise, unused_changes
-from headgate.workflow.run_folder import JOURNAL, LAST, Run, create_run, damage, open_run
+from headgate.workflow.run_folder import (
+    JOURNAL,
+    LAST,
+    Run,
+    create_run,
+    damage,
+    open_run,
+    read_record,
+    run_folders,
+)
 from headgate.workflow.run_record import RunOptions, resumed_options
 from headgate.workflow.run_tasks import recorded_tasks
 from headgate.workflow.step_requests import unfillable_steps
@@ -300,6 +311,8 @@ def run_workflow(
         run = _begun(file, options)
     else:
         run = open_run(options.data, resume or LAST)
+        if file is not None and resume == LAST:
+            _check_workflow_of_last(run, file, options.data)
         check_resume(run.record, options)
         options = resumed_options(run.record, options)
     with run.held(), terminations_raise():
@@ -401,6 +414,36 @@ def _begun(file: Path, options: RunOptions) -> Run:
         now=time.time(),
         scopes=scopes,
     )
+
+
+def _check_workflow_of_last(run: Run, file: Path, data: Path) -> None:
+    """Refuse a file that is no correction of the last run's, but another workflow.
+
+    Such a file has another name, and runs of its own or another folder.
+    """
+    of_run = {Path(one).resolve() for one in (run.record.source, run.record.file)}
+    if file.resolve() in of_run:
+        return
+    name = read_workflow(file, read_source(file)).name
+    if name == run.record.workflow:
+        return
+    own = _last_run_of(file, data)
+    if own is None and file.absolute().parent == run.workflow.folder:
+        return
+    problem = f"the last run is of {run.record.workflow!r} ({run.record.file}), not {name!r}"
+    advice = f"list the runs with: {list_command(data)}"
+    if own is not None:
+        advice = f"the last of {name!r}: {resume_command(own, data, file=str(file))}"
+    raise InvalidSettingError("--resume", f"{problem}; {advice}")
+
+
+def _last_run_of(file: Path, data: Path) -> str | None:
+    """Return the id of the newest run that was begun from a file."""
+    for path in run_folders(data):
+        with suppress(StoreError):
+            if Path(read_record(path).source).resolve() == file.resolve():
+                return path.name
+    return None
 
 
 def _corrected(

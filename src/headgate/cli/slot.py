@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -35,6 +35,7 @@ from headgate.cli.output import (
     unknown_name,
     with_local_times,
 )
+from headgate.cli.resources import Limit, check_given, given
 from headgate.core.slots.wakes import ENDED, ended_words
 from headgate.core.text import printable
 from headgate.errors import InvalidSettingError, RequestRefusedError
@@ -294,7 +295,7 @@ _slot_argument = click.argument("name", metavar="SLOT", type=SLOT, callback=_giv
 
 @click.group()
 def slot() -> None:
-    """Show key slots and their quotas; warm, pause and resume slots.
+    """Show key slots and their quotas; warm, change, pause and drain slots.
 
     A slot is one key of a provider with a quota. [[slots]] in the settings file adds one.
     """
@@ -420,6 +421,79 @@ def resume(*, name: str, connection: Connection, as_json: bool) -> None:
     _print_switched(answer, standing, as_json=as_json)
 
 
+@slot.command(
+    epilog="""\b
+Examples:
+  headgate slot drain work
+"""
+)
+@_slot_argument
+@connection_options
+@json_option
+def drain(*, name: str, connection: Connection, as_json: bool) -> None:
+    """Drain a key slot: it starts nothing more, and what runs with its key finishes.
+
+    This is the same as a pause: tasks and calls that need the key wait.
+    """
+    with _asking(connection) as client, _naming_slots(client, name):
+        answer = client.disable_slot(name)
+    line = "drains: it starts nothing more, and what runs with its key finishes."
+    _print_switched(
+        answer, f"{line} headgate slot resume {answer.name} ends this.", as_json=as_json
+    )
+
+
+_FIELDS = {"max-inflight": "max_inflight"}
+
+
+@slot.command(
+    "set",
+    epilog="""\b
+Examples:
+  headgate slot set work --max-inflight 4
+  headgate slot set work --max-inflight none
+  headgate slot set work --reset max-inflight
+""",
+)
+@_slot_argument
+@click.option(
+    "--max-inflight",
+    type=Limit(int),
+    metavar="N|none",
+    help="The most tasks and calls that use it at a time.",
+)
+@click.option(
+    "--reset",
+    multiple=True,
+    type=click.Choice(list(_FIELDS)),
+    help="Go back to what the settings file says.",
+)
+@connection_options
+@json_option
+def set_slot(
+    *,
+    name: str,
+    max_inflight: Any,  # noqa: ANN401 - a number, or none
+    reset: tuple[str, ...],
+    connection: Connection,
+    as_json: bool,
+) -> None:
+    """Change a key slot: how many tasks and calls use it at a time.
+
+    The change holds until you change the same key in the settings file.
+    """
+    change = given({"max_inflight": max_inflight})
+    check_given(change, reset)
+    with connect(connection) as client, _naming_slots(client, name):
+        answer = client.change_slot(name, reset=[_FIELDS[one] for one in reset], **change)
+    if as_json:
+        print_json(answer)
+    else:
+        most = answer.max_inflight
+        number = "any number of" if most is None else f"at most {most}"
+        click.echo(printable(f"Slot {answer.name} takes {number} tasks and calls at a time."))
+
+
 slot.add_command(log)
 slot.add_command(run)
 
@@ -505,6 +579,7 @@ def _facts(slot: SlotBody) -> list[tuple[str, str]]:
         ("closed because", _wait(slot)),
         ("closed by", _closers(slot)),
         ("only for", ", ".join(slot.projects or ())),
+        ("in use", "" if slot.max_inflight is None else f"at most {slot.max_inflight} at a time"),
         ("used", percent(slot.percent_used)),
         ("resets", _reset(slot)),
         ("quota from", f"{slot.quota_from}: {slot.quota_text}"),

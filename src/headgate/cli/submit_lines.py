@@ -16,6 +16,7 @@ import threading
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
@@ -308,7 +309,7 @@ def submit_lines(
     connection: Connection, fields: TaskFields, *, patient: bool, as_json: bool
 ) -> int:
     """Submit every line of standard input, print a result for each, and return the exit code."""
-    with connect(connection) as client:
+    with connect(connection) as client, _naming_known(client, fields):
         submission = _Lines(client, fields, patient=patient)
         for lines in line_batches():
             try:
@@ -493,12 +494,26 @@ def submit_one(
     """Submit a task, wait for its end if that is wanted, and return the exit code."""
     started = time.monotonic()
     with connect(connection) as client:
-        submitted = _submitted(client, fields, key=idempotency_key, patient=patient)
+        with _naming_known(client, fields):
+            submitted = _submitted(client, fields, key=idempotency_key, patient=patient)
         if not is_waiting:
             _tell_one(submitted, as_json=as_json)
             return 0
         left = None if timeout_seconds is None else timeout_seconds - (time.monotonic() - started)
         return _wait(client, submitted.task_id, timeout_seconds=left, as_json=as_json)
+
+
+@contextmanager
+def _naming_known(client: SyncClient, fields: TaskFields) -> Iterator[None]:
+    """Have an error about the project or target of the options say which ones there are."""
+    from headgate.cli.resources import PROJECTS, TARGETS  # noqa: PLC0415
+
+    project, target = fields.get("project_id") or "", fields.get("target") or ""
+    with (
+        PROJECTS.naming_known(client, project, "unknown_project"),
+        TARGETS.naming_known(client, target, "unknown_target"),
+    ):
+        yield
 
 
 def _submitted(

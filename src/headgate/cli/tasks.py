@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options
-from headgate.cli.output import past_moment, print_json_lines, print_tables
+from headgate.cli.output import past_moment, print_json_lines, print_tables, tell_more
 
 if TYPE_CHECKING:
     from headgate.client.requests import ListFilter
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 STATES = ("queued", "assigned", "running", "done", "failed", "cancelled", "rejected")
 DEFAULT_LIMIT = 20
+MOST_AT_ONCE = 1_000
 
 
 @click.command(
@@ -64,7 +66,7 @@ Examples:
 @click.option(
     "--limit",
     metavar="N",
-    type=click.IntRange(1, 1000),
+    type=click.IntRange(1, MOST_AT_ONCE),
     default=DEFAULT_LIMIT,
     show_default=True,
     help="How many to list.",
@@ -88,19 +90,23 @@ def tasks(
     which["order"] = "oldest" if is_oldest_first else None
     which["omit"] = None if as_json else _without_columns()
     with connect(connection) as client:
-        found = client.iterate_tasks(**which) if is_all else _page(client, limit, which)
+        # One more than is shown tells whether there are more.
+        found = client.iterate_tasks(**which) if is_all else _page(client, limit + 1, which)
+        shown = found if is_all else islice(found, limit)
         if as_json:
-            print_json_lines(found)
+            print_json_lines(shown)
         else:
             from headgate.cli.task_view import HEADER, row_of  # noqa: PLC0415
 
             print_tables(
                 "Tasks",
                 HEADER,
-                map(row_of, found),
+                map(row_of, shown),
                 empty=f"No tasks at {client.url}",
                 whole=("task",),
             )
+        if not is_all:
+            tell_more(found, limit)
 
 
 def _without_columns() -> str:
@@ -114,7 +120,7 @@ def _page(client: SyncClient, limit: int, which: ListFilter) -> Iterator[TaskSna
     """Give as many tasks as are wanted; a page may be shorter than it could be, even empty."""
     cursor = None
     while limit:
-        page = client.list_tasks(limit=limit, cursor=cursor, **which)
+        page = client.list_tasks(limit=min(limit, MOST_AT_ONCE), cursor=cursor, **which)
         yield from page.tasks
         cursor = page.next_cursor
         limit = max(0, limit - page.count) if cursor else 0

@@ -199,9 +199,13 @@ def _wish(
 
 def _online(wish: dict[str, Any], connection: Connection) -> CreatedTokenBody:
     from headgate.api.schema.tasks import CreatedTokenBody  # noqa: PLC0415
+    from headgate.cli.resources import PROJECTS  # noqa: PLC0415
 
     # A request that is sent twice would make two.
-    with connect(connection, retries=0) as client:
+    with (
+        connect(connection, retries=0) as client,
+        PROJECTS.naming_known(client, wish.get("projectId", ""), "unknown_project"),
+    ):
         return client.request("POST", "/tokens", response_type=CreatedTokenBody, body=wish)
 
 

@@ -478,17 +478,19 @@ async def welcome(
 ) -> str:
     """Return what is to be printed, with the lines of the first token if one was made."""
     from headgate.app import auth_rules, is_shared  # noqa: PLC0415
+    from headgate.config import budget_warnings  # noqa: PLC0415
 
     settings = service.settings
     is_needed = auth_rules(settings).needs_token
     keys = _missing_keys(settings, environ)
-    replaced = [f"warning: {one.line}" for one in service.config.replaced_at_start]
+    budgets = [f"warning: {one.line}" for one in service.config.replaced_at_start]
+    budgets += [f"warning: {line}" for line in budget_warnings(service.config.settings)]
     problems = await file_lines(
         service.api.tokens, directory, is_needed=is_needed, is_shared=is_shared(settings)
     )
     if as_json:
         # What is said of the token has no secret, only what is wrong with the file.
-        for line in (*problems, *keys, *replaced):
+        for line in (*problems, *keys, *budgets):
             click.echo(f"headgate: {line}", err=True)
         return _for_programs(service, address, directory)
     header = token_header(directory) if is_needed else ""
@@ -503,7 +505,7 @@ async def welcome(
     if settings.gateway.enabled:
         # The one of OpenAI's clients has the version in it, the one of Anthropic's has not.
         lines.append(f"  OPENAI_BASE_URL={place}/v1 or ANTHROPIC_BASE_URL={place} for agents")
-    lines += [f"  {line}" for line in (*keys, *replaced)]
+    lines += [f"  {line}" for line in (*keys, *budgets)]
     return "\n".join(lines)
 
 

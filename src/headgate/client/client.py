@@ -68,6 +68,7 @@ from headgate.client.requests import (
     ListFilter,
     ProjectChange,
     Query,
+    SlotChange,
     TargetChange,
     TaskFields,
     TaskFilter,
@@ -440,7 +441,7 @@ class Client:
     async def change_target(
         self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
     ) -> TargetBody:
-        """Pause, resume or drain a target; `reset` lists fields that follow the file again."""
+        """Change, pause or drain a target; `reset` lists fields that follow the file again."""
         return await self.request(
             "PATCH",
             resource_path("targets", target),
@@ -737,6 +738,18 @@ class Client:
             "POST",
             resource_path("slots", name, "disable"),
             response_type=SlotBody,
+            is_repeatable=True,
+        )
+
+    async def change_slot(
+        self, name: str, *, reset: Iterable[str] = (), **change: Unpack[SlotChange]
+    ) -> SlotBody:
+        """Change a slot; fields in `reset` are as the file says again."""
+        return await self.request(
+            "PATCH",
+            resource_path("slots", name),
+            response_type=SlotBody,
+            body=change_body(reset, change),
             is_repeatable=True,
         )
 

@@ -383,7 +383,17 @@ class AgentChange(TypedDict, total=False):
 class TargetChange(TypedDict, total=False):
     """A change of a target."""
 
+    slot: str | None
+    provider: str | None
+    estimate_usd: Amount | None
+    estimate_tokens: int | None
     status: StandingText | None
+
+
+class SlotChange(TypedDict, total=False):
+    """A change of a key slot."""
+
+    max_inflight: int | None
 
 
 class BudgetChange(TypedDict, total=False):

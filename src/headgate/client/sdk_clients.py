@@ -77,7 +77,8 @@ def openai(
 
     `server` is the address of a service whose gateway the calls go through, with its keys;
     `token` and `project_id` say there who calls. Other options are the fields of a `Governor`,
-    such as `scope`, `tracker` and `prices`, and those of the SDK's constructor.
+    such as `scope`, `tracker` and `prices`, and those of the SDK's constructor. With `server`,
+    `max_wait_seconds` is refused: the service has the setting `gateway.max_wait_seconds`.
     """
     kind = _sdk("openai").OpenAI
     made = _Options.of("openai", kind, budget_usd, concurrency, server, options)
@@ -296,6 +297,11 @@ class _Service:
         options: dict[str, Any],
     ) -> _Service:
         """Return the service, and change the options to those of a client of it."""
+        if fields.get("max_wait_seconds") is not None:
+            # The calls wait there, and a client cannot tell that wait from a slow answer.
+            problem = "does not limit the wait at a service; leave it out with server"
+            advice = "the service has the setting gateway.max_wait_seconds"
+            raise InvalidSettingError("max_wait_seconds", f"{problem}, {advice}")
         for name in fields.keys() - _FOR_A_SERVICE - {"scheduler"}:
             raise InvalidSettingError(name, "is for the service to say; leave it out with server")
         if "base_url" in options:

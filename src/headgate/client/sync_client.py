@@ -66,6 +66,7 @@ from headgate.client.requests import (
     ListFilter,
     ProjectChange,
     Query,
+    SlotChange,
     TargetChange,
     TaskFields,
     TaskFilter,
@@ -435,7 +436,7 @@ class SyncClient:
     def change_target(
         self, target: str, *, reset: Iterable[str] = (), **change: Unpack[TargetChange]
     ) -> TargetBody:
-        """Pause, resume or drain a target; `reset` lists fields that follow the file again."""
+        """Change, pause or drain a target; `reset` lists fields that follow the file again."""
         return self.request(
             "PATCH",
             resource_path("targets", target),
@@ -730,6 +731,18 @@ class SyncClient:
             "POST",
             resource_path("slots", name, "disable"),
             response_type=SlotBody,
+            is_repeatable=True,
+        )
+
+    def change_slot(
+        self, name: str, *, reset: Iterable[str] = (), **change: Unpack[SlotChange]
+    ) -> SlotBody:
+        """Change a slot; fields in `reset` are as the file says again."""
+        return self.request(
+            "PATCH",
+            resource_path("slots", name),
+            response_type=SlotBody,
+            body=change_body(reset, change),
             is_repeatable=True,
         )
 

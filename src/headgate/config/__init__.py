@@ -1,6 +1,6 @@
 """The settings of the service: where they come from, what they may be, what they make."""
 
-from headgate.config.budget_limits import budgets, rate_limits, warnings_of
+from headgate.config.budget_limits import budget_warnings, budgets, rate_limits, warnings_of
 from headgate.config.loading import load_prices, load_settings
 from headgate.config.settings import (
     AgentSettings,
@@ -48,6 +48,7 @@ __all__ = [
     "TelemetrySettings",
     "UpstreamSettings",
     "WebhookSettings",
+    "budget_warnings",
     "budgets",
     "load_prices",
     "load_settings",

@@ -204,4 +204,15 @@ def warnings_of(settings: Settings) -> list[str]:
         for name in settings.rate_limits
         if not matching_kinds(settings, name)
     ]
-    return [*limits, *slot_label_warnings(settings)]
+    return [*limits, *slot_label_warnings(settings), *budget_warnings(settings)]
+
+
+def budget_warnings(settings: Settings) -> list[str]:
+    """Say which budgets are of a project that the settings do not name: they limit nothing."""
+    return [
+        f"{key_path('budgets', scope)}: there is no project {name!r}, so it limits nothing; "
+        "add it under [projects], or correct the name"
+        for scope in settings.budgets
+        for kind, _, name in (scope.partition("/")[0].partition(":"),)
+        if kind == "project" and name not in settings.projects
+    ]

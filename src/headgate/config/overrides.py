@@ -32,7 +32,7 @@ from headgate.storage.schema import OVERRIDES
 from headgate.storage.transaction import Dialect, Row, Transaction
 from headgate.storage.unit_of_work import states_of
 
-OverrideKind = Literal["projects", "agents", "targets", "budgets", "scheduler"]
+OverrideKind = Literal["projects", "agents", "targets", "slots", "budgets", "scheduler"]
 Tables = Mapping[str, Table]
 
 PAUSED = "paused"
@@ -51,7 +51,14 @@ PATCHABLE: dict[OverrideKind, dict[str, str]] = {
         "type": "type",
         "status": "status",
     },
-    "targets": {"status": "status"},
+    "targets": {
+        "slot": "slot",
+        "provider": "provider",
+        "estimateUsd": "estimate_usd",
+        "estimateTokens": "estimate_tokens",
+        "status": "status",
+    },
+    "slots": {"maxInflight": "max_inflight"},
     "budgets": {"limitUsd": "limit_usd", "limitTokens": "limit_tokens", "window": "window"},
 }
 """The keys that can be changed beside the file, by the names that the API has for them."""
@@ -86,6 +93,8 @@ def written_table(tables: Tables, kind: str, name: str) -> Table | None:
         return found
     if kind == "projects":
         return {} if name == DEFAULT_PROJECT else None
+    if kind == "slots":
+        return None
     if kind == "targets" and name in BUILT_IN_TARGETS:
         return _written(BUILT_IN_TARGETS[name])
     if kind == "targets":

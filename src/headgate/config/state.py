@@ -17,7 +17,9 @@ import msgspec
 
 from headgate.config.loading import ECHO_NAME, Origins, decode
 from headgate.config.overrides import (
+    PATCHABLE,
     Override,
+    OverrideKind,
     Tables,
     applied_live,
     file_value_of,
@@ -110,6 +112,11 @@ class ConfigState(msgspec.Struct, frozen=True, kw_only=True):
     def overridden(self, kind: str, name: str) -> tuple[str, ...]:
         """Return the keys of a name that are not as the file says."""
         return tuple(one.key for one in self.in_force() if (one.kind, one.name) == (kind, name))
+
+    def overridden_fields(self, kind: OverrideKind, name: str) -> list[str]:
+        """Return the same by the names that the API has for them."""
+        fields = {key: field for field, key in PATCHABLE[kind].items()}
+        return [fields[key] for key in self.overridden(kind, name)]
 
     def in_force(self) -> tuple[Override, ...]:
         """Return the overrides that hold, without keys of a budget that are as the file says."""

@@ -1417,6 +1417,8 @@ class LaneStats(msgspec.Struct, frozen=True, kw_only=True):
     ready: int = 0
     longest_wait_seconds: float | None = None
     load: float | None = None
+    lacking_workers: int = 0
+    """Those that are ready, and those that only lack a free worker of their agent."""
 
 
 class _Stopped:
@@ -1457,7 +1459,9 @@ def _lane_loads(
     ]
 
 
-def _stats_of(lane: Lane, load: float | None, now: float, aside: float | None) -> LaneStats:
+def _stats_of(
+    lane: Lane, load: float | None, now: float, aside: float | None, *, is_stopped: bool
+) -> LaneStats:
     waits = [wait for wait in (lane.longest_wait(now), aside) if wait is not None]
     return LaneStats(
         project_id=lane.project_id,
@@ -1466,6 +1470,7 @@ def _stats_of(lane: Lane, load: float | None, now: float, aside: float | None) -
         ready=0 if load is None else lane.ready,
         longest_wait_seconds=max(waits, default=None),
         load=load,
+        lacking_workers=0 if is_stopped else lane.lacking_workers(),
     )
 
 
@@ -2101,11 +2106,7 @@ class DispatchState:
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
-        if (
-            not task.is_call
-            and self.rooms
-            and not self.rooms.take(task.target or "", now, task.id)
-        ):
+        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now, task.id):
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
@@ -2362,7 +2363,13 @@ class DispatchState:
         aside = self._waits_aside(now)
         stopped = _Stopped(self.settings)
         stats = [
-            _stats_of(lane, load, now, aside.pop((lane.project_id, lane.owner or ""), None))
+            _stats_of(
+                lane,
+                load,
+                now,
+                aside.pop((lane.project_id, lane.owner or ""), None),
+                is_stopped=lane in stopped,
+            )
             for project in self.index.projects.values()
             for lane, load in _lane_loads(project, stopped, tick=self.tick, alpha=self.alpha)
         ]

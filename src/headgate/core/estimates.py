@@ -293,23 +293,25 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def sentence(self, held: int, unit: Unit) -> str:
         """Say what is held and why: `reserved $0.031, 95% of 412 of its kind cost less`."""
-        return self._said(f"reserved {amount_of(held, unit.value)}")
+        return self._said("reserved", held, unit)
 
     def prospect(self, unit: Unit) -> str:
         """Say what a task that waits would hold, and why."""
         if self.basis is Basis.PROBE:
             share = f"a tenth of the smallest limit in {_WORDS[unit]}"
             return f"would reserve a probe, {share}: {_UNKNOWN}"
-        return self._said(f"would reserve {amount_of(self.amount, unit.value)}")
+        return self._said("would reserve", self.amount, unit)
 
-    def _said(self, held: str) -> str:
+    def _said(self, verb: str, amount: int, unit: Unit) -> str:
+        held = f"{verb} {amount_of(amount, unit.value)}"
         match self.basis:
             case Basis.LEARNED if self.amount == self.claimed:
                 return f"{held}, the estimate that it came with"
             case Basis.LEARNED if self.quantile:
                 return f"{held}, {100 * self.quantile:g}% of {self.samples} of its kind cost less"
             case Basis.LEARNED:
-                return f"{held}, the highest cost of {self.samples} of its kind"
+                most = f"the highest cost of {self.samples} of its kind"
+                return f"{held}, {_times(amount, self.most)}{most}"
             case Basis.CONFIGURED:
                 return f"{held}, the estimate of its target"
             case Basis.PROBE:
@@ -320,6 +322,14 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 return "costs nothing by definition"
             case _:
                 return f"{held}, the estimate that it came with"
+
+
+def _times(amount: int, most: int) -> str:
+    """Say how many times the highest cost an amount is; the ledger may have shrunk its margin."""
+    times = round(amount / most, 2) if amount > most > 0 else 1
+    if times == 1:
+        return ""
+    return "twice " if times == 2 else f"{times:g} times "  # noqa: PLR2004
 
 
 _UNKNOWN = "the cost of this kind of work is unknown"

@@ -405,6 +405,17 @@ class Lane:
             self._oldest.reopen(gate)
         return size
 
+    def lacking_workers(self) -> int:
+        """Return how many tasks are ready, or stopped by nothing but that no worker is free.
+
+        It looks at every gate of the lane, so it is for people, and not for a decision.
+        """
+        return sum(
+            stock[0]
+            for gate, stock in self._stock.items()
+            if all(part.kind == "worker" for part in gate.closed_by)
+        )
+
     def _count(self, gate: Gate, task: Task, step: int) -> int:
         stock = self._stock.get(gate)
         if stock is None:

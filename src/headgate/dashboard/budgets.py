@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 import msgspec
 from msgspec import UNSET
 
-from headgate.api.admin import overridden_fields, patch
+from headgate.api.admin import patch
 from headgate.api.budget_report import BudgetReport
 from headgate.api.budgets import (
     JournalPage,
@@ -579,7 +579,7 @@ def _overridden(view: View) -> dict[str, list[str]]:
         return {}
     state = view.api.config.state
     names = {one.name for one in state.overrides if one.kind == "budgets"}
-    found = {name: overridden_fields(state, "budgets", name) for name in names}
+    found = {name: state.overridden_fields("budgets", name) for name in names}
     return {("" if name == ROOT_NAME else name): fields for name, fields in found.items() if fields}
 
 

@@ -23,6 +23,7 @@ from headgate.api.schema.admin import (
     ProjectPatchBody,
     SettingBody,
     SettingsBody,
+    SlotPatchBody,
     TargetPatchBody,
 )
 from headgate.api.settings import SECTIONS, SettingsQuery, settings_body
@@ -43,6 +44,7 @@ _PATCHES: tuple[tuple[OverrideKind, type[PatchBody]], ...] = (
     ("projects", ProjectPatchBody),
     ("agents", AgentPatchBody),
     ("targets", TargetPatchBody),
+    ("slots", SlotPatchBody),
     ("budgets", BudgetPatchBody),
 )
 

@@ -1159,6 +1159,8 @@ class Calls:
         state = self._state()
         if state is not None:
             state.close(closure, self._now())
+            # A timer has to be set for its end.
+            self._wake()
 
     def open(self, part: GatePart) -> None:
         """Open a slot or an upstream that an answer has closed."""
@@ -1197,9 +1199,14 @@ class Calls:
         if state is None:
             return []
         if route.has_slots:
-            return state.slots.unusable(route.target, project_id)
-        closure = state.closures.timed.get(GatePart("target", route.target))
-        return [closure] if closure is not None and closure.cause == "credit" else []
+            found = state.slots.unusable(route.target, project_id)
+        else:
+            closure = state.closures.timed.get(GatePart("target", route.target))
+            found = [closure] if closure is not None and closure.cause == "credit" else []
+        now = self._now()
+        # One whose time has come is opened in a moment.
+        is_over = any(one.cause == "credit" and one.opens_at <= now for one in found)
+        return [] if is_over else found
 
     # What people ask.
 

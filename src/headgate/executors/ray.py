@@ -361,10 +361,15 @@ class RayExecutor:
         if answer.problem != self._problem:
             self._problem = answer.problem
             if self._problem:
-                log.error("the room of Ray is not known", target=self._name, problem=self._problem)
+                log.error(
+                    "the free capacity of a Ray cluster is unknown",
+                    target=self._name,
+                    problem=self._problem,
+                )
         if answer.problem or answer.nodes is None:
             return Room(
-                free=0, why=f"Ray at {self._address} does not say its room: {self._problem}"
+                free=0,
+                why=f"the free capacity of Ray at {self._address} is unknown: {self._problem}",
             )
         room = room_in(answer.nodes, self._needs, pending=answer.pending)
         self._seen = answer.seen

@@ -235,7 +235,7 @@ class LeaderRelay:
                     continue
                 waiting = [one for one in relayed if not one.done()]
                 if waiting:
-                    log.warning("a node does not answer that decided before", address=address)
+                    log.warning("the previous dispatcher does not answer", address=address)
                 for lost in waiting:
                     lost.set_result(None)
         finally:

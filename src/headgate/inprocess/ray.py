@@ -265,7 +265,7 @@ class GovernedCall:
             yield self._governor.release.remote(self._key, usd, tokens, has_failed=has_failed)
         except RayError as error:
             problem = f"{type(error).__name__}: {error}"
-            log.warning("the lease decides what a governed call has cost", problem=problem)
+            log.warning("the cost of a governed call could not be booked", problem=problem)
 
     def renew(self) -> Any:  # noqa: ANN401  a reference of Ray, None without a governor
         """Tell the governor that this process lives."""
@@ -476,7 +476,7 @@ class Governor:
                     else:
                         await self.abandon(key)
                 except HeadgateError as error:
-                    log.warning("a lost call was not booked: its lease decides", problem=str(error))
+                    log.warning("a lost governed call could not be booked", problem=str(error))
 
 
 def _is_restarted() -> bool:

@@ -239,6 +239,10 @@ _REQUEST_SAID = re.compile(
     r"|This request requires more credits, or fewer|Prompt tokens limit exceeded",
     re.IGNORECASE,
 )
+_OF_FIELD = ": "
+"""Where a field of a request is wrong, some providers begin with its name: `system: is required`.
+A client may name one like an error, and no sentence about credit has a colon."""
+
 _ASKED = re.compile(r"\bLimit:? ?([0-9]{1,12})\b.{0,40}?\bRequested:? ?([0-9]{1,12})\b", re.DOTALL)
 _ORGANIZATION = re.compile(r"\borg-[A-Za-z0-9_-]{6,}")
 _AMOUNT_ASKED = re.compile(r",? ?\bRequested:? ?[0-9]+", re.IGNORECASE)
@@ -249,14 +253,15 @@ def shortage_of(status: int, body: bytes, *, model: str) -> Shortage | None:
     """Tell of what a key has too little by an answer; None if the answer is about other things.
 
     A 402 is about the credit of the account, unless it says that a smaller request would be taken.
-    The message of a 400 or 403 counts only where the `model` is not in it: a client may have named
-    one that reads like the words of the provider.
+    The message of a 400 or 403 counts only where the `model` is not in it, and it is not about a
+    field: a client may have named either like the words of the provider.
     """
     if status not in (_BAD_REQUEST, _PAYMENT_REQUIRED, _FORBIDDEN, _TOO_MANY):
         return None
     error = error_in(body)
-    is_of_others = status in (_BAD_REQUEST, _FORBIDDEN) and bool(model) and model in error.said
-    said = "" if is_of_others else error.said
+    said = error.said
+    if status in (_BAD_REQUEST, _FORBIDDEN) and (_OF_FIELD in said or (model and model in said)):
+        said = ""
     if status in (_PAYMENT_REQUIRED, _TOO_MANY):
         if "budget_exceeded" in error.codes or _REQUEST_SAID.match(said) or _asks_too_much(said):
             return Shortage.REQUEST

@@ -283,6 +283,10 @@ TAKE_SECONDS = 30.0
 MAX_UNCOUNTED_BYTES = 16 * 1024
 """So much of an answer may wait for its client before it counts for the caller."""
 
+MAX_KNOWN_HEAD_BYTES = 4 * 1024
+"""The longest head that is remembered: thousands of connections may be open, and what they remember
+counts for nobody."""
+
 MAX_UNLIKE_HEADS = 8
 """After so many heads in a row that are not like the one before none is remembered any more."""
 
@@ -315,6 +319,8 @@ class KnownHead:
     @classmethod
     def of(cls, data: bytes, head: Head, scope: dict[str, Any], kept: Kept) -> KnownHead | None:
         """Remember a head by its bytes; None if it is not one that a client repeats."""
+        if len(data) > MAX_KNOWN_HEAD_BYTES:
+            return None
         found = _LENGTH.search(data)
         is_plain = scope["http_version"] == "1.1" and not head.expectation
         if found is None or not is_plain or data.lower().count(b"content-length") > 1:

@@ -82,6 +82,10 @@ class TargetBody(msgspec.Struct, kw_only=True, rename="camel"):
     """Whether tasks that name no target go here."""
     slot: str | None
     provider: str | None
+    estimate_usd: str | None = None
+    """Dollars reserved for a task without an estimate."""
+    estimate_tokens: int | None = None
+    """The same in tokens."""
     headers: list[str]
     """The names of its headers."""
     env: list[str]
@@ -210,7 +214,22 @@ class AgentPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"
 class TargetPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"):
     """A change of a target."""
 
+    slot: str | UnsetType | None = UNSET
+    """The key slot of its tasks."""
+    provider: str | UnsetType | None = UNSET
+    """In place of a slot: the provider whose slots they get."""
+    estimate_usd: str | int | float | UnsetType | None = UNSET
+    """Dollars reserved for a task without an estimate."""
+    estimate_tokens: int | UnsetType | None = UNSET
+    """The same in tokens."""
     status: StandingText | UnsetType | None = UNSET
+
+
+class SlotPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"):
+    """A change of a key slot."""
+
+    max_inflight: int | UnsetType | None = UNSET
+    """How many tasks and calls may use it at a time."""
 
 
 class BudgetPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel"):
@@ -241,6 +260,8 @@ class ReloadBody(msgspec.Struct, kw_only=True, rename="camel"):
     """Keys that wait for a restart."""
     kept: list[str] = []
     """Keys that a 0 leaves as they were. The next start refuses it."""
+    warnings: list[str] = []
+    """Budgets that limit nothing, since their project does not exist."""
 
 
 class LastReloadBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):

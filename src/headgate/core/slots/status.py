@@ -124,6 +124,10 @@ class SlotBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     """Everything that keeps them waiting, what opens last first."""
     projects: list[str] | None = None
     """The projects that may use it. Left out if all may."""
+    max_inflight: int | None = None
+    """How many tasks and calls may use it at a time. Left out without such a limit."""
+    overridden: list[str] = []
+    """What is not as the file says."""
     wake_modes: list[str]
     """The modes that wake it."""
     wakes_enabled: bool
