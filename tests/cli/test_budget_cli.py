@@ -539,7 +539,11 @@ BAD: list[tuple[list[str], str]] = [
     (["status", "--ledger", "mysql://u:secret@h/d"], "url: 'mysql' is not a scheme"),
     (["status", "--session", "a b"], "--session: 'session:a b' is not a part"),
     (["status", "session:s", "--session", "s"], "scope: give a scope or --session, not both"),
-    (["status", "nonsense"], "scope: 'nonsense' is not a part"),
+    (["status", "nonsense"], "scope: 'nonsense' is a name without its kind"),
+    (
+        ["set", "trial", "--limit-usd", "4"],
+        "scope: 'trial' is a name without its kind; write kind:name, as in project:trial",
+    ),
     (["set", "--limit-usd", "1"], "scope: name one, or root"),
     (["set", "root", "--limit-usd", "free"], "--limit-usd: 'free' is not an amount"),
     (["set", "root", "--limit-usd", "-1"], "--limit-usd: must not be negative"),

@@ -346,6 +346,24 @@ def test_without_json_the_ids_are_printed_and_what_is_wrong_is_told_apart(
     assert "headgate: line 2: the line is not JSON" in said.err
 
 
+def test_a_line_with_an_unknown_field_is_refused_with_the_nearest_one(
+    service: ServiceProcess,
+) -> None:
+    lines = (
+        '{"agentId": "a", "action": "y", "bogus": 1}\n'
+        '{"agentId": "a", "action": "y", "bogus": null}\n'
+        '{"agentId": "a", "action": "y", "maxAttempt": 1}\n'
+    )
+    said = submit_lines(service, lines, "--json")
+    assert said.code == 2
+    first, second, third = said.lines
+    assert (first["line"], first["code"]) == (1, "unknown_field")
+    assert first["error"].startswith("unknown field 'bogus'; a task has action, agentId, ")
+    assert "taskId" in second
+    assert third["error"] == "unknown field 'maxAttempt'; did you mean maxAttempts?"
+    assert said.err == "headgate: 1 of 3 submitted\n"
+
+
 def test_patience_waits_until_there_is_room_for_every_line(
     service: ServiceProcess, headgate: Command
 ) -> None:

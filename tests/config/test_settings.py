@@ -249,7 +249,7 @@ REFUSED: list[tuple[str, str]] = [
     ('[agents.""]', 'agents."": a name has 1 to 128 characters'),
     ('[agents."a\\u001b"]', 'agents."a\\u001b": a name has 1 to 128 characters'),
     # Budgets.
-    ("[budgets.a]\nlimit_usd = 1", "budgets.a: 'a' is not a part; write kind:name parts"),
+    ("[budgets.a]\nlimit_usd = 1", "budgets.a: 'a' is a name without its kind; write"),
     ('[budgets."a:b"]', 'budgets."a:b": limits nothing; write limit_usd, limit_tokens or both'),
     ('[budgets."a:b"]\nlimit_usd = "x"', DOLLARS + ", not 'x'"),
     (

@@ -26,14 +26,14 @@ import msgspec
 
 from headgate.api.schema.tasks import BatchEntryBody, SubmittedBatchBody, SubmittedBody
 from headgate.cli.connection import Connection, connect
-from headgate.cli.main import EXIT_FAILED, EXIT_INTERRUPTED
+from headgate.cli.main import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED
 from headgate.cli.output import FRAMES, is_terminal, length_of, print_json, with_local_times
 from headgate.cli.task_view import has_colour, in_colour_of, shortened
 from headgate.cli.why import reason_line
 from headgate.client.requests import TaskFields, key_headers, shared_by, task_body
 from headgate.core.retries import Backoff
 from headgate.core.task import TaskStatus
-from headgate.core.text import printable
+from headgate.core.text import did_you_mean, nearest, printable
 from headgate.errors import (
     NotAllowedError,
     RequestRefusedError,
@@ -168,6 +168,7 @@ def wait(attempt: int, why: ServiceError | str) -> None:
     time.sleep(max(drawn, asked or 0.0))
 
 
+UNKNOWN_FIELD = "unknown_field"
 OWNERS = frozenset({"agentId", "projectId"})
 SHARED = ("agentId", "projectId", "callbackUrl")
 
@@ -202,6 +203,10 @@ class _Lines:
     """Submits lines, and counts what became of them."""
 
     def __init__(self, client: SyncClient, fields: TaskFields, *, patient: bool) -> None:
+        from headgate.api.submission import TASK_FIELDS  # noqa: PLC0415
+
+        # The service passes over what it does not know, for clients of other versions.
+        self._known = frozenset(TASK_FIELDS)
         body = task_body(fields)
         self._shared = {name: body.pop(name) for name in SHARED if name in body}
         self._defaults = {name: msgspec.Raw(msgspec.json.encode(body[name])) for name in body}
@@ -209,6 +214,7 @@ class _Lines:
         self._patient = patient
         self.taken = 0
         self.refused = 0
+        self.has_unknown_fields = False
         self._warned: set[str] = set()
 
     def results(self, lines: list[Line]) -> list[LineResult]:
@@ -225,6 +231,7 @@ class _Lines:
         results = [found[line.number] for line in lines]
         self.taken += sum(result.is_taken for result in results)
         self.refused += sum(not result.is_taken for result in results)
+        self.has_unknown_fields |= any(result.code == UNKNOWN_FIELD for result in results)
         return results
 
     def _retried(self, waiting: dict[int, Fields]) -> dict[int, LineResult]:
@@ -260,10 +267,18 @@ class _Lines:
             return _bad(line, f"the line is not JSON: {error}")
         # null, and an empty text, are the same as a field that is absent.
         own = {name: value for name, value in given.items() if bytes(value) not in _NOTHING}
+        unknown = [name for name in own if name not in self._known]
+        if unknown:
+            return _bad(line, self._unknown(unknown[0]), code=UNKNOWN_FIELD)
         task = {**self._defaults, **own}
         if OWNERS & (task.keys() | self._shared.keys()):
             return task
         return _bad(line, "missing required field 'agentId'", code="missing_field")
+
+    def _unknown(self, name: str) -> str:
+        known = sorted(self._known)
+        meant = did_you_mean(nearest(name, known), f"a task has {', '.join(known)}")
+        return f"unknown field {shortened(name)!r}; {meant}"
 
     def _sent(self, tasks: dict[int, Fields]) -> dict[int, LineResult]:
         """Submit tasks, and those that name an agent apart from others where a batch must too."""
@@ -321,6 +336,8 @@ def submit_lines(
                 _tell(result, as_json=as_json)
     total = submission.taken + submission.refused
     click.echo(f"headgate: {submission.taken} of {total} submitted", err=True)
+    if submission.has_unknown_fields:
+        return EXIT_BAD_INPUT
     return EXIT_FAILED if submission.refused else 0
 
 

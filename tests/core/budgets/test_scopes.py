@@ -93,9 +93,18 @@ def test_a_missing_scope_is_not_the_root() -> None:
         parse_scope(cast("str", None))
 
 
-def test_the_refusal_says_what_to_write_instead() -> None:
-    with pytest.raises(InvalidScopeError, match="as in session:eval-1/workflow:w1"):
-        parse_scope("eval-1")
+@pytest.mark.parametrize(
+    ("text", "example"),
+    [
+        ("eval-1", "as in project:eval-1$"),
+        ("session:a/eval-1", "as in project:eval-1$"),
+        ("eval 1", "as in session:eval-1/workflow:w1"),
+        ("a:", "as in session:eval-1/workflow:w1"),
+    ],
+)
+def test_the_refusal_says_what_to_write_instead(text: str, example: str) -> None:
+    with pytest.raises(InvalidScopeError, match=example):
+        parse_scope(text)
 
 
 def test_a_charge_reaches_the_root_first_and_the_scope_last() -> None:

@@ -37,6 +37,7 @@ thousands of entries would hold hundreds of megabytes of them.
 """
 
 _PART = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):([A-Za-z0-9][A-Za-z0-9._@+-]*)")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]*")
 _EXAMPLE = "write kind:name parts, as in session:eval-1/workflow:w1"
 _SHOWN_CHARACTERS = 60
 
@@ -147,6 +148,9 @@ def _lock_order(scope: Scope) -> tuple[int, str]:
 def _parse_part(part: str, field: str) -> str:
     match = _PART.fullmatch(part)
     if match is None:
+        if len(part) <= _SHOWN_CHARACTERS and _NAME.fullmatch(part):
+            problem = f"{part!r} is a name without its kind"
+            raise InvalidScopeError(field, f"{problem}; write kind:name, as in project:{part}")
         problem = f"{part[:_SHOWN_CHARACTERS]!r} is not a part; {_EXAMPLE}, with names made of"
         raise InvalidScopeError(field, f"{problem} letters, digits and . _ @ + - only")
     if len(part) > MAX_PART_LENGTH:
