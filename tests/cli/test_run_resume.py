@@ -70,6 +70,7 @@ def test_the_end_says_how_much_the_rest_is_expected_to_need(commands: Commands) 
     call = ("run", "cases.yaml", "--data", str(commands.data))
     stopped = commands.call(*call, "--budget-usd", "0.08")
     assert stopped.code == 6
+    assert "waiting does not help, raise the limit or lower cost_usd of case\n" in stopped.stdout
     assert "the rest is expected to need $0.14: a limit of $0.21 or more\n" in stopped.stdout
     assert commands.run("--resume", "last", "--budget-usd", "0.21").code == 0
 
