@@ -348,6 +348,7 @@ class BudgetExceededError(LimitReachedError):
 
 
 _RAISE = "raise the limit"
+_LOWER = "lower max_tokens or the estimate"
 _LONGEST_EXCEEDED = 2_000
 _EXCEEDED = re.compile(r"Budget exceeded: .+? \(scope (\S+), [^)]*\); (.*)", re.DOTALL)
 
@@ -366,6 +367,11 @@ def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
 def to_tenant(line: str) -> str:
     """Return a line about a budget without room for whoever cannot change the limit."""
     return line.replace(_RAISE, "ask an operator for a higher limit")
+
+
+def to_step(line: str, estimated_by: str) -> str:
+    """Return a line about a budget without room, with what says the cost of a workflow's step."""
+    return line.replace(_LOWER, f"lower {estimated_by}")
 
 
 def _outline(scope: str, advice: str) -> str:
@@ -399,7 +405,7 @@ def _in_full(amount: int, unit: str) -> str:
 
 def _advice(resets_at: float | None, *, may_clear: bool) -> str:
     if not may_clear:
-        return f"waiting does not help, {_RAISE} or lower max_tokens or the estimate"
+        return f"waiting does not help, {_RAISE} or {_LOWER}"
     if resets_at is None:
         return f"reservations in flight may free room, try again later or {_RAISE}"
     return f"room is freed at {utc_time(resets_at)}, wait for it or {_RAISE}"

@@ -66,6 +66,15 @@ def test_a_session_that_was_used_up_is_raised_and_the_run_goes_on(commands: Comm
     assert "the limit is $0.50, and --budget-session-limit says $0.15" in other.stderr
 
 
+def test_the_end_says_how_much_the_rest_is_expected_to_need(commands: Commands) -> None:
+    call = ("run", "cases.yaml", "--data", str(commands.data))
+    stopped = commands.call(*call, "--budget-usd", "0.08")
+    assert stopped.code == 6
+    assert "waiting does not help, raise the limit or lower cost_usd of case\n" in stopped.stdout
+    assert "the rest is expected to need $0.14: a limit of $0.21 or more\n" in stopped.stdout
+    assert commands.run("--resume", "last", "--budget-usd", "0.21").code == 0
+
+
 def test_what_other_runs_of_the_workflow_have_spent_is_said(commands: Commands) -> None:
     call = ("run", "cases.yaml", "--data", str(commands.data), "--budget-tracker", "sqlite")
     assert commands.call(*call, "--budget-usd", "0.25").code == 0

@@ -16,15 +16,17 @@ from headgate.workflow.budgets import (
     change_in_ledger,
     check_resume,
     raise_command,
+    rest_text,
     said_by,
     scopes_again,
     way_on,
 )
 from headgate.workflow.placeholders import parsed_text
-from headgate.workflow.report import RunReport, RunState
+from headgate.workflow.report import RunReport, RunState, StepSummary
 from headgate.workflow.run_record import RunOptions, RunRecord, RunScope, resumed_options
 from headgate.workflow.workflow import BudgetScope
 from service.support import running_service
+from workflow.fake_backend import a_step, a_workflow
 from workflow.local_stage import Stage, order, shell, step
 from workflow.server_support import SETTINGS, backend_at, opened
 from workflow.server_support import order as server_order
@@ -241,3 +243,20 @@ def test_a_budget_that_frees_room_by_itself_is_not_raised() -> None:
 def test_a_ledger_within_a_run_has_no_command() -> None:
     assert change_in_ledger("local", "") is None
     assert change_in_ledger(None, "") is None
+
+
+def test_what_the_rest_needs_is_what_the_file_says_or_what_was_booked_so_far() -> None:
+    def left(step: str, **fields: Any) -> StepSummary:
+        return StepSummary(step=step, total=3, **{"counts": {"done": 1, "not run": 2}, **fields})
+
+    said = msgspec.structs.replace(a_step("said"), cost_micro_usd=70_000)
+    workflow = a_workflow(said, a_step("booked"), a_step("new"), a_step("over"))
+    steps = (left("said"), left("booked", micro_usd=10_000), left("over", counts={"done": 3}))
+    ended = msgspec.structs.replace(exhausted(WORKFLOW), steps=steps)
+    known = "the rest is expected to need $0.16: a limit of $0.160001 or more"
+    assert rest_text(workflow, ended) == known
+    new = left("new", counts={"not run": 3})
+    ended = msgspec.structs.replace(ended, steps=(*steps, new))
+    unknown = "$0.16 without new of unknown cost"
+    assert rest_text(workflow, ended) == known.replace("$0.16:", f"{unknown}:")
+    assert rest_text(workflow, msgspec.structs.replace(ended, steps=(new,))) is None

@@ -659,11 +659,12 @@ def print_end(
     *,
     resume: str,
     corrected: CorrectedFile,
+    rest: str | None = None,
     file: TextIO | None = None,
 ) -> None:
     """Write everything that is to be said of a run that has ended, or stands still."""
     print_steps(report, file=file)
-    for line in end_lines(report, folder, resume=resume, corrected=corrected):
+    for line in end_lines(report, folder, resume=resume, corrected=corrected, rest=rest):
         click.echo(printable(line), file=file)
 
 
@@ -699,8 +700,12 @@ def end_lines(
     resume: str,
     corrected: CorrectedFile,
     has_failures: bool = True,
+    rest: str | None = None,
 ) -> Iterator[str]:
-    """Give the lines below the table: failures, budgets, the ending, what to do next."""
+    """Give the lines below the table: failures, budgets, the ending, what to do next.
+
+    `rest` says what the rest of a run needs whose budget is used up.
+    """
     if has_failures:
         yield from _failures(report)
     for money in limited_or_used(report.money):
@@ -708,6 +713,8 @@ def end_lines(
     if report.exhausted_by:
         yield shortened(report.exhausted_by)
         yield from _others(report)
+    if rest is not None:
+        yield rest
     yield ending_text(report)
     if report.unbooked_micro_usd:
         yield unbooked_text(report, resume=resume)

@@ -66,6 +66,7 @@ from headgate.workflow.backend import Backend
 from headgate.workflow.budgets import (
     check_resume,
     raise_command,
+    rest_text,
     run_scopes,
     said_by,
     scopes_again,
@@ -368,7 +369,8 @@ class Ending:
             else:
                 way = way_on(record, report, resume=resume)
                 after = CorrectedFile(record.file, self._correct)
-                print_end(report, path, resume=way, corrected=after, file=output)
+                rest = rest_text(self._run.workflow, report)
+                print_end(report, path, resume=way, corrected=after, rest=rest, file=output)
             if output is not None:
                 output.flush()
         except BrokenPipeError:

@@ -24,15 +24,16 @@ from headgate.core.budgets.scopes import (
     leaf_name,
     parse_scope,
 )
-from headgate.core.money import MicroUsd, plain_usd
+from headgate.core.money import MicroUsd, format_usd, plain_usd
 from headgate.errors import CallerError, InvalidScopeError, InvalidSettingError, WorkflowError
+from headgate.executors.targets import is_free_program
 from headgate.providers.http_headers import SECRET_NAME
 from headgate.redaction import HIDDEN
 from headgate.workflow.backend import Money
 from headgate.workflow.placeholders import EnvPlaceholder, Text
-from headgate.workflow.report import RunReport, RunState
+from headgate.workflow.report import RunReport, RunState, StepState, StepSummary
 from headgate.workflow.run_record import RunOptions, RunRecord, RunScope, Tracker
-from headgate.workflow.workflow import Workflow
+from headgate.workflow.workflow import CommandWork, Step, Workflow
 
 SESSION = "session"
 SHARED_FILE = "budget.db"
@@ -385,6 +386,48 @@ def raise_command(record: RunRecord, report: RunReport, *, resume: str) -> str |
         return change(short.scope, AMOUNT)
     is_session = leaf_kind(Scope(short.scope)) == SESSION
     return f"{resume} --budget-session-limit {AMOUNT}" if is_session else None
+
+
+def rest_text(workflow: Workflow, report: RunReport) -> str | None:
+    """Say what the rest of a run needs whose budget is used up; None if nobody can say.
+
+    A step needs what its file says, otherwise what its runs cost on average so far.
+    """
+    short = short_scope(report)
+    if short is None or any(words in (report.exhausted_by or "") for words in _BY_ITSELF):
+        return None
+    needed, unknown = 0, []
+    for summary in report.steps:
+        one = _one_run_micro_usd(workflow.steps_by_id[summary.step], summary)
+        left = summary.total - sum(summary.counts.get(state.value, 0) for state in _OVER)
+        if left and one is None:
+            unknown.append(summary.step)
+        needed += left * (one or 0)
+    if not needed:
+        return None
+    amount = format_usd(needed)
+    if unknown:
+        steps = unknown[0] if len(unknown) == 1 else f"{len(unknown):,} steps"
+        amount += f" without {steps} of unknown cost"
+    least = format_usd(short.spent_micro_usd + short.reserved_micro_usd + needed)
+    return f"the rest is expected to need {amount}: a limit of {least} or more"
+
+
+_OVER = (StepState.DONE, StepState.SKIPPED)
+
+
+def _one_run_micro_usd(step: Step, summary: StepSummary) -> int | None:
+    """Return what one more run of a step is expected to cost."""
+    said = None if step.estimate is None else step.estimate.micro_usd
+    said = said if step.cost_micro_usd is None else step.cost_micro_usd
+    if said is not None:
+        return said
+    if isinstance(step.work, CommandWork):
+        program = step.work.command[0].parts
+        if len(program) == 1 and isinstance(program[0], str) and is_free_program(program[0]):
+            return 0
+    done = summary.counts.get(StepState.DONE.value, 0)
+    return None if not done or summary.unpriced else -(-summary.micro_usd // done)
 
 
 def way_on(record: RunRecord, report: RunReport, *, resume: str) -> str:

@@ -17,7 +17,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from headgate.errors import HeadgateError
+import msgspec
+
+from headgate.errors import HeadgateError, to_step
 from headgate.workflow.backend import Backend, StepOrder, StepTask, TaskState, keep_newest
 from headgate.workflow.costs import limits_dollars
 from headgate.workflow.expansion import Expansion
@@ -27,6 +29,7 @@ from headgate.workflow.run_folder import RecordWriter, Run
 from headgate.workflow.run_list import LiveTask, Reporter, end_state, stopped_as
 from headgate.workflow.run_tasks import left_at
 from headgate.workflow.step_requests import Filler, NoOrder, OrderMaker, RefusedAmounts, fields_read
+from headgate.workflow.workflow import ModelWork, Step
 
 # What nobody tells a run and so has to be asked for: its money, why tasks wait, and if in vain.
 #
@@ -437,6 +440,9 @@ class Conductor:
             self._tally.fail(task.number, error)
             self._reporter.failed(task.number, task, error)
         elif run_state is StepRunState.OVER_BUDGET:
+            if task.error:
+                step = self._progress.step(task.number)
+                task = msgspec.structs.replace(task, error=to_step(task.error, _estimated_by(step)))
             self._reporter.exhausted_by = self._reporter.exhausted_by or task.error
             if live.amounts is not None:
                 self._refusals.add(self._progress.step(task.number).id, live.amounts)
@@ -469,6 +475,17 @@ class Conductor:
             self._record.end(self.report(), now=now)
         else:
             self._record.take_back()
+
+
+def _estimated_by(step: Step) -> str:
+    """Name what of a step says the cost that is held for it."""
+    if step.cost_micro_usd is not None:
+        return f"cost_usd of {step.id}"
+    if step.estimate is not None:
+        return f"the estimate of {step.id}"
+    return (
+        f"max_tokens of {step.id}" if isinstance(step.work, ModelWork) else f"what {step.id} costs"
+    )
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
