@@ -124,6 +124,7 @@ def test_long_heads_are_not_kept_while_their_connections_are_idle() -> None:
     async def scenario() -> int:
         shared, count = Connections(fake_app()), 40
         connections = []
+        before = 0
         tracemalloc.start()
         try:
             for _ in range(count + 1):
