@@ -148,7 +148,7 @@ def test_a_timeout_names_the_whole_wait_and_what_was_full() -> None:
         permit = await first.acquire("x")
         await second.acquire("x")
         loop.call_later(1, lambda: first.hand_back(permit))
-        with pytest.raises(PermitTimeoutError, match=r"within 2 seconds.*all 1 .*its capacity"):
+        with pytest.raises(PermitTimeoutError, match=r"within 2 seconds.*all its 1 .*its capacity"):
             async with acquire_all([first, second], "x", timeout=2):
                 raise AssertionError
 

@@ -302,11 +302,17 @@ class PriceList:
         total = Tokens(usage.input_tokens + usage.output_tokens)
         return Cost(micro_usd=self._micro_usd(model, usage, service_tier), tokens=total)
 
+    @property
+    def has_own_costs(self) -> bool:
+        """Whether a class of somebody else's computes the costs, which is always to be asked."""
+        return type(self).cost is not PriceList.cost
+
     def plain_costs(
         self, model: str, *, input_tokens: int, output_tokens: Sequence[int]
     ) -> list[int]:
         """Price calls with one input, and with outputs of these lengths, in micro-dollars."""
-        if not 0 <= input_tokens <= _MOST_PLAIN or max(output_tokens) > _MOST_PLAIN:
+        is_plain = 0 <= input_tokens <= _MOST_PLAIN and max(output_tokens) <= _MOST_PLAIN
+        if not is_plain or self.has_own_costs:
             return [
                 self.cost(model, input_tokens=input_tokens, output_tokens=one).micro_usd
                 for one in output_tokens

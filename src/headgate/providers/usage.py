@@ -91,7 +91,8 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True):
             return None
         beside = self._beside()
         try:
-            if not (beside or self.cached_tokens or self.cache_write_tokens):
+            is_plain = not (beside or self.cached_tokens or self.cache_write_tokens)
+            if is_plain and not prices.has_own_costs:
                 lengths = (self.output_tokens,)
                 return prices.plain_costs(
                     model, input_tokens=self.input_tokens, output_tokens=lengths
