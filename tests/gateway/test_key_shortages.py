@@ -74,7 +74,8 @@ async def test_a_request_that_is_too_large_for_a_key_closes_it_for_nobody(
 ) -> None:
     async with gateway_service(tmp_path) as gateway:
         gateway.upstream.decide = big_only(Plan(status=429, message=TOO_LARGE))
-        answer = await asyncio.wait_for(gateway.ask(path, "BIG"), timeout=5)
+        async with asyncio.timeout(5):
+            answer = await gateway.ask(path, "BIG")
         assert answer.status_code == 413, answer.text
         assert answer.headers["x-should-retry"] == "false"
         assert "Request too large for gpt-5" in error_of(answer)["message"]
@@ -145,7 +146,8 @@ async def test_where_no_key_has_credit_calls_are_refused_at_once(
     async with gateway_service(tmp_path) as gateway:
         gateway.upstream.decide = lambda _: plan
         for client in ({}, CODEX):
-            answer = await asyncio.wait_for(gateway.ask(CHAT, headers=client), timeout=5)
+            async with asyncio.timeout(5):
+                answer = await gateway.ask(CHAT, headers=client)
             assert answer.status_code == (400 if client else 402), answer.text
             assert answer.headers["x-should-retry"] == "false"
             assert plan.message in error_of(answer)["message"]
@@ -185,7 +187,8 @@ async def test_whoever_waits_for_a_key_is_refused_when_it_has_no_credit(tmp_path
         await gateway.until_waiting()
         gateway.upstream.releases.add("go")
         for one in (first, second):
-            answer = await asyncio.wait_for(one, timeout=5)
+            async with asyncio.timeout(5):
+                answer = await one
             assert answer.status_code == 402, answer.text
         assert len(gateway.upstream.requests) == 1
 
