@@ -33,6 +33,11 @@ def main() -> None:
         command()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+    except RuntimeError as error:
+        # Python 3.11 wraps Ctrl-C within `__set_name__` in one of these.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            sys.exit(EXIT_INTERRUPTED)
+        raise
 
 
 def _leave_if_interrupted(lost: sys.UnraisableHookArgs) -> None:

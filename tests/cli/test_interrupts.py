@@ -55,6 +55,10 @@ main()
 MOMENTS_OF_PYTHON = {
     "where no code can catch it, as a lock of an import is let go": ("importlib", "cb"),
     "while an event loop is made": ("asyncio", "_make_self_pipe"),
+    "as a field learns its name, which Python 3.11 tells as another error": (
+        "dataclasses",
+        "__set_name__",
+    ),
 }
 
 

@@ -298,8 +298,12 @@ def test_ten_thousand_steps_are_read_quickly() -> None:
         ]
     source = "\n".join(lines).encode()
     began = time.process_time()
+    yaml.load(source, Loader=yaml.CSafeLoader)
+    floor_seconds = time.process_time() - began
+    began = time.process_time()
     workflow = read_workflow(Path("eval.yaml"), source)
-    assert time.process_time() - began < 3
+    # 1.3 to 1.6 times what the YAML alone takes, on whatever machine.
+    assert time.process_time() - began < 3 * floor_seconds
     assert len(workflow.steps) == 10_000
 
 

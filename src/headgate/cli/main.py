@@ -307,6 +307,10 @@ def run(arguments: list[str]) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001
+        # Python 3.11 wraps Ctrl-C within `__set_name__`, as modules are loaded, in a RuntimeError.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            forget(error)
+            return EXIT_INTERRUPTED
         return _report(error)
     # A command that ends by `context.exit` has a code; others end with 0.
     return code if isinstance(code, int) else 0
