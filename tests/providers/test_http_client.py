@@ -9,14 +9,14 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 
 import httpx2
 import pytest
 
-from executors.endpoint import reply, running_endpoint
+from executors.endpoint import free_port, reply, running_endpoint
 from headgate.providers.content_coding import ContentCodingError
 from headgate.providers.http_client import HttpClient, read_body, read_error_body
 
@@ -100,7 +100,6 @@ async def test_an_honest_answer_is_read_whole(name: str, answer: bytes) -> None:
 LONG = [
     ("plain", reply(200, bytes(1_001))),
     ("gzip", coded(gzipped(bytes(1_001)))),
-    ("a length that nobody sends", OK + b"Content-Length: 99999999999999999999\r\n\r\n{}"),
     ("chunked", CHUNKED + b"400\r\n" + bytes(1_024) + b"\r\n0\r\n\r\n"),
 ]
 
@@ -120,13 +119,17 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a bomb": (lambda: coded(gzipped(bytes(64 * MIB))), "grows more than"),
     "members": (lambda: coded(gzipped(b"") * 50_000), "members"),
     "tiny chunks": (lambda: CHUNKED + b"1\r\nx\r\n" * 40_000 + b"0\r\n\r\n", "tiny pieces"),
-    "1xx without end": (lambda: b"HTTP/1.1 103 \r\n\r\n" * 40_000, "head or the trailers"),
-    "many headers": (lambda: OK + b"a:\r\n" * 24_000 + b"\r\n", "head or the trailers"),
+    "1xx without end": (lambda: b"HTTP/1.1 103 \r\n\r\n" * 40_000, "too many interim answers"),
+    "many headers": (lambda: OK + b"a:\r\n" * 24_000 + b"\r\n", "head of the answer is too large"),
     "many trailers": (
         lambda: CHUNKED + b"2\r\n{}\r\n0\r\n" + b"a:\r\n" * 24_000,
-        "head or the trailers",
+        "too much beside its body",
     ),
-    "a long header": (lambda: OK + b"a: " + b"x" * MIB, "Receive buffer too long"),
+    "a long header": (lambda: OK + b"a: " + b"x" * MIB, "head of the answer is too large"),
+    "a length that nobody sends": (
+        lambda: OK + b"Content-Length: 99999999999999999999\r\n\r\n{}",
+        "Content-Length overflow",
+    ),
 }
 
 
@@ -220,3 +223,105 @@ async def test_requests_say_which_codings_are_read() -> None:
     async with running_endpoint() as endpoint:
         await body_at(endpoint.url)
     assert endpoint.seen[0].headers["accept-encoding"] == "gzip, deflate"
+
+
+async def test_all_hosts_together_have_no_more_connections_than_are_allowed() -> None:
+    client = HttpClient(max_connections=3, connect_timeout_seconds=5.0)
+    most = 0
+
+    async def slow(_: object, writer: asyncio.StreamWriter) -> None:
+        nonlocal most
+        most = max(most, sum(pool.in_use + pool.idle for pool in pools.values()))
+        await asyncio.sleep(0)
+        writer.write(reply(200, b"{}"))
+
+    pools = client._transport._pools  # type: ignore[union-attr]
+    async with AsyncExitStack() as stack:
+        hosts = [await stack.enter_async_context(running_endpoint(slow)) for _ in range(6)]
+
+        async def ask(number: int) -> None:
+            response = await client.send("GET", hosts[number % 6].url, {})
+            assert await read_body(response, 100) == b"{}"
+            await response.aclose()
+
+        await asyncio.gather(*map(ask, range(60)))
+        assert most <= 3
+        assert len(pools) <= 4
+        await client.close()
+    assert sum(len(endpoint.seen) for endpoint in hosts) == 60
+
+
+async def test_a_response_that_is_closed_early_lets_the_next_request_go() -> None:
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+    async with asyncio.timeout(10), running_endpoint(reply(200, bytes(MIB))) as endpoint:
+        for _ in range(3):
+            response = await client.send("GET", endpoint.url, {})
+            await response.aclose()
+            await response.aclose()
+        await client.close()
+    assert endpoint.connections == 3
+
+
+REFUSED = [
+    ("ftp://127.0.0.1/", {}, httpx2.UnsupportedProtocol),
+    ("http:///path", {}, (httpx2.UnsupportedProtocol, httpx2.InvalidURL)),
+    ("http://127.0.0.1:99999/", {}, httpx2.InvalidURL),
+    ("http://127.0.0.1/", {"a": "b\r\nc: d"}, httpx2.LocalProtocolError),
+    ("http://127.0.0.1/", {"a b": "c"}, httpx2.LocalProtocolError),
+    ("http://127.0.0.1/", {"a": "\u00e9"}, httpx2.LocalProtocolError),
+]
+
+
+@pytest.mark.parametrize(("url", "headers", "error"), REFUSED)
+async def test_what_cannot_be_sent_is_refused_and_takes_no_connection(
+    url: str, headers: dict[str, str], error: type[Exception]
+) -> None:
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+    async with asyncio.timeout(10):
+        for _ in range(2):
+            with pytest.raises(error):
+                await client.send("GET", url, headers)
+        async with running_endpoint() as endpoint:
+            await (await client.send("GET", endpoint.url, {})).aclose()
+    await client.close()
+
+
+async def test_errors_name_no_host() -> None:
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+    port = free_port()
+    with pytest.raises(httpx2.ConnectError) as caught:
+        await client.send("GET", f"http://127.0.0.1:{port}/secret", {})
+    assert str(caught.value) == "it refuses connections"
+    await client.close()
+
+
+async def test_a_name_in_other_letters_and_a_user_go_where_they_belong() -> None:
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+    async with running_endpoint() as endpoint:
+        url = f"http://us%20er:secret@LOCALHOST:{endpoint.port}/a%20b/\u00fc?q=x y#fragment"
+        await (await client.send("POST", url, {}, b"{}")).aclose()
+    await client.close()
+    (seen,) = endpoint.seen
+    assert (seen.path, seen.body) == ("/a%20b/%C3%BC?q=x%20y", b"{}")
+    assert seen.headers["host"] == f"localhost:{endpoint.port}"
+    assert "authorization" not in seen.headers
+
+
+async def test_a_request_is_never_sent_twice() -> None:
+    """Whoever closes a connection may have read what came over it, and acted on it."""
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+
+    async def once(_: object, writer: asyncio.StreamWriter) -> None:
+        if len(endpoint.seen) == 1:
+            writer.write(reply(200, b"{}"))
+        else:
+            writer.transport.abort()
+
+    async with running_endpoint(once) as endpoint:
+        response = await client.send("GET", endpoint.url, {})
+        assert await read_body(response, 100) == b"{}"
+        await response.aclose()
+        with pytest.raises(httpx2.RemoteProtocolError):
+            await client.send("GET", endpoint.url, {})
+        assert len(endpoint.seen) == 2
+    await client.close()

@@ -72,12 +72,6 @@ from headgate.executors.executor import shortened
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
-from headgate.gateway.connection_pool import (
-    NotSentError,
-    UpstreamError,
-    UpstreamResponse,
-    header_lines,
-)
 from headgate.gateway.identity import (
     ClientKeys,
     Identities,
@@ -140,6 +134,12 @@ from headgate.providers.call_estimates import (
     SHORT_TOKENS,
     CallEstimates,
     strict_bound,
+)
+from headgate.providers.connection_pool import (
+    NotSentError,
+    UpstreamError,
+    UpstreamResponse,
+    header_lines,
 )
 from headgate.providers.content_coding import (
     ContentCodingError,

@@ -25,7 +25,7 @@ import structlog
 
 from headgate.api.forwarding import FORWARDED
 from headgate.core.call import CALL_PREFIX
-from headgate.gateway.connection_pool import (
+from headgate.providers.connection_pool import (
     NotSentError,
     UpstreamError,
     UpstreamPool,

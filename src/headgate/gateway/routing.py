@@ -40,7 +40,7 @@ from headgate.core.slots.slot import SlotStanding
 from headgate.core.task import UPSTREAM_PREFIX, Task
 from headgate.engine.call_registry import Route
 from headgate.errors import InvalidSettingError
-from headgate.gateway.connection_pool import UpstreamError, UpstreamPool
+from headgate.providers.connection_pool import UpstreamError, UpstreamPool
 from headgate.providers.prices import MAX_MODEL_LENGTH
 from headgate.providers.quota_apis import anthropic_rows_of, openai_rows_of
 

@@ -1,7 +1,8 @@
 """A lean HTTP/1.1 client: the connections to one upstream, one request on each at a time.
 
-The parser is llhttp and every connection a protocol of the event loop, since a request through the
-gateway may cost a few hundred microseconds in all. Two rules hold throughout. Whatever an upstream
+The parser is llhttp and every connection a protocol of the event loop, since a call through the
+gateway or a task of an HTTP target may cost a few hundred microseconds in all. Two rules hold
+throughout. Whatever an upstream
 sends is bounded, and nothing is read ahead of the caller beyond a small buffer. Every error says
 whether the request may have reached the upstream, because somebody may have to pay for it; it names
 host and port, and never a header, which may be a key.
@@ -12,12 +13,14 @@ Redirects are not followed, upgrades refused, content codings left as they are.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
+from itertools import zip_longest
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -29,12 +32,15 @@ MAX_UNREAD_BYTES = 256 * 1024
 """Reading stops while so much of an answer waits for the caller."""
 PIECE_COST_BYTES = 64
 """What a piece counts beside its bytes, so that an answer in tiny pieces is bounded as well."""
-MAX_HEADERS = 200
-MAX_INTERIM_ANSWERS = 16
+MAX_HEADERS = 256
+MAX_INTERIM_ANSWERS = 32
 COPIED_BODY_BYTES = 32 * 1024
 """A body up to this size is copied behind the head; a larger one is handed over as it is."""
 RACE_SECONDS = 0.25
 """How long news of a closed connection may take, beside the round trips of the network."""
+MAX_ADDRESSES = 8
+NEXT_ADDRESS_SECONDS = 0.25
+"""How long one address of a name may keep silent before the next one is tried beside it."""
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(rb"/[!\"$-~]*")
@@ -116,6 +122,7 @@ class UpstreamResponse:
         "_unread_bytes",
         "headers",
         "is_complete",
+        "piece_count",
         "status",
     )
 
@@ -130,6 +137,8 @@ class UpstreamResponse:
         self.headers = headers
         self.is_complete = False
         """Whether all of it has arrived: what is unread can be read without waiting."""
+        self.piece_count = 0
+        """How many pieces of the body have arrived, as the upstream divided it."""
         self._pool = pool
         self._connection: _Connection | None = connection
         self._error: UpstreamError | None = None
@@ -322,6 +331,8 @@ class _Connection(asyncio.Protocol):
     def _watch(self, deadline: float) -> None:
         # A timer that fires too early is cheaper than one for every request.
         self._deadline = deadline
+        if deadline == math.inf:
+            return
         if self._timer is not None:
             if self._timer_at <= deadline:
                 return
@@ -429,7 +440,7 @@ class _Connection(asyncio.Protocol):
         somebody who had the request.
         """
         elapsed = self._loop.time() - self._sent_at
-        return elapsed <= RACE_SECONDS + 2 * self._pool.round_trips_seconds
+        return elapsed <= self._pool.race_seconds + 2 * self._pool.round_trips_seconds
 
     def _broken(self, problem: str) -> AnswerBrokenError:
         return AnswerBrokenError(*self._pool.address, problem)
@@ -549,6 +560,7 @@ class _Connection(asyncio.Protocol):
         else:
             response._pieces.append(piece)
             response._unread_bytes += len(piece) + PIECE_COST_BYTES
+            response.piece_count += 1
 
     def on_message_complete(self) -> None:
         """Note the end; that of an interim answer is none."""
@@ -571,6 +583,7 @@ class UpstreamPool:
         connect_seconds: float = 10.0,
         response_seconds: float = 600.0,
         read_seconds: float = 300.0,
+        race_seconds: float = RACE_SECONDS,
         max_head_bytes: int = 64 * 1024,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
@@ -578,6 +591,7 @@ class UpstreamPool:
         """Host and port."""
         self.response_seconds = response_seconds
         self.read_seconds = read_seconds
+        self.race_seconds = race_seconds
         self.max_head_bytes = max_head_bytes
         self._host_header = b" HTTP/1.1\r\nhost: " + authority
         self._max_idle = max_idle
@@ -638,6 +652,11 @@ class UpstreamPool:
         answer = await connection.request(head, body, is_head_request=is_head_request)
         return cast("UpstreamResponse", answer)
 
+    def drop_idle(self) -> None:
+        """End the connection that has waited longest for a request, if any does."""
+        if self._idle:
+            self._idle[0].abort()
+
     async def close(self) -> None:
         """End idle connections now, and those in use when their answer has ended or is closed."""
         self._is_closed = True
@@ -676,8 +695,12 @@ class UpstreamPool:
         host, port = self.address
         try:
             async with asyncio.timeout(self._connect_seconds):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
                 _, connection = await loop.create_connection(
-                    lambda: _Connection(self, loop), host, port, ssl=self._ssl_context
+                    lambda: _Connection(self, loop),
+                    sock=await _first_connected(loop, _in_turns(found)),
+                    ssl=self._ssl_context,
+                    server_hostname=None if self._ssl_context is None else host,
                 )
         except TimeoutError as error:
             line = f"no connection within {self._connect_seconds:g} seconds"
@@ -714,6 +737,71 @@ class UpstreamPool:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+
+
+_AddressInfo = tuple[int, int, int, str, Any]
+
+
+def _in_turns(found: Sequence[_AddressInfo]) -> list[_AddressInfo]:
+    """Order addresses so that two kinds of them alternate, the resolver's favourite first."""
+    first = [one for one in found if one[0] == found[0][0]]
+    others = [one for one in found if one[0] != found[0][0]]
+    ordered = [one for pair in zip_longest(first, others) for one in pair if one is not None]
+    return ordered[:MAX_ADDRESSES]
+
+
+async def _first_connected(
+    loop: asyncio.AbstractEventLoop, addresses: Sequence[_AddressInfo]
+) -> socket.socket:
+    """Connect to whichever address of a name answers first.
+
+    A network may promise IPv6 and drop it, so the next address is tried beside one that is silent.
+    """
+    tries: set[asyncio.Task[socket.socket]] = set()
+    left = list(addresses)
+    failure: OSError | None = None
+    try:
+        while left or tries:
+            if left:
+                tries.add(asyncio.ensure_future(_connected_socket(loop, left.pop(0))))
+            done, tries = await asyncio.wait(
+                tries,
+                timeout=NEXT_ADDRESS_SECONDS if left else None,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            for one in done:
+                if (error := one.exception()) is None:
+                    tries |= done - {one}
+                    return one.result()
+                failure = failure or cast("OSError", error)
+        raise failure or OSError("no address")
+    finally:
+        for one in tries:
+            _give_up_on(one)
+
+
+def _give_up_on(attempt: asyncio.Task[socket.socket]) -> None:
+    def close(ended: asyncio.Task[socket.socket]) -> None:
+        if not ended.cancelled() and ended.exception() is None:
+            ended.result().close()
+
+    attempt.cancel()
+    attempt.add_done_callback(close)
+
+
+async def _connected_socket(
+    loop: asyncio.AbstractEventLoop, address: _AddressInfo
+) -> socket.socket:
+    family, kind, protocol, _, where = address
+    wire = socket.socket(family, kind, protocol)
+    try:
+        wire.settimeout(0)
+        wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await loop.sock_connect(wire, where)
+    except BaseException:
+        wire.close()
+        raise
+    return wire
 
 
 @cache

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from executors.endpoint import Answer, Endpoint, Seen, free_port, reply, running_endpoint
 from headgate.errors import InvalidFieldError, InvalidSettingError
-from headgate.gateway import connection_pool
-from headgate.gateway.connection_pool import (
+from headgate.providers import connection_pool
+from headgate.providers.connection_pool import (
     MAX_HEADERS,
     MAX_INTERIM_ANSWERS,
     MAX_UNREAD_BYTES,
@@ -481,11 +481,9 @@ async def test_a_request_is_sent_again_once_at_the_most() -> None:
         assert len(endpoint.seen) == 3
 
 
-async def test_a_request_is_not_sent_again_when_the_upstream_had_time_to_read_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection_pool, "RACE_SECONDS", -PATIENCE_SECONDS)
-    async with pool_of(in_turn(HELLO, b"", HELLO)) as (pool, endpoint):
+async def test_a_request_is_not_sent_again_when_the_upstream_had_time_to_read_it() -> None:
+    answers = in_turn(HELLO, b"", HELLO)
+    async with pool_of(answers, race_seconds=-PATIENCE_SECONDS) as (pool, endpoint):
         await asked(pool)
         with pytest.raises(AnswerBrokenError):
             await asked(pool)
@@ -497,8 +495,8 @@ async def test_how_far_away_an_upstream_is_was_measured_when_nobody_was_busy(
 ) -> None:
     """A busy gateway is slow to connect, and that is no reason to send a request once more."""
     busy_seconds = 0.5
-    monkeypatch.setattr(connection_pool, "RACE_SECONDS", -busy_seconds)
-    async with pool_of(in_turn(HELLO, HELLO, b"", HELLO)) as (pool, endpoint):
+    answers = in_turn(HELLO, HELLO, b"", HELLO)
+    async with pool_of(answers, race_seconds=-busy_seconds) as (pool, endpoint):
         await asked(pool)
         pool._idle.pop().abort()
         loop = asyncio.get_running_loop()
@@ -968,6 +966,56 @@ class Wire(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self.is_aborted
+
+
+def silent_listener() -> tuple[socket.socket, list[socket.socket]]:
+    """Listen where nobody else can connect: all places of those who wait are taken."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    waiting = [socket.socket() for _ in range(4)]
+    for one in waiting:
+        one.setblocking(False)
+        one.connect_ex(listener.getsockname())
+    return listener, waiting
+
+
+def addresses_of(*ports: int) -> Callable[..., Awaitable[list[Any]]]:
+    async def looked_up(*_: object, **__: object) -> list[Any]:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*kind, ("127.0.0.1", port)) for port in ports]
+
+    return looked_up
+
+
+async def test_an_address_that_keeps_silent_does_not_keep_the_next_one_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listener, waiting = silent_listener()
+    loop = asyncio.get_running_loop()
+    async with pool_of(HELLO, connect_seconds=PATIENCE_SECONDS / 2) as (pool, endpoint):
+        ports = listener.getsockname()[1], endpoint.port
+        monkeypatch.setattr(loop, "getaddrinfo", addresses_of(*ports))
+        assert await asked(pool) == (200, b"hello")
+        await asyncio.sleep(0)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not [one for one in others if "_connected_socket" in repr(one)]
+    for one in (listener, *waiting):
+        one.close()
+
+
+async def test_an_address_that_refuses_is_followed_by_the_next_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(connection_pool, "NEXT_ADDRESS_SECONDS", PATIENCE_SECONDS)
+    async with pool_of(HELLO) as (pool, endpoint):
+        monkeypatch.setattr(loop, "getaddrinfo", addresses_of(free_port(), endpoint.port))
+        assert await asked(pool) == (200, b"hello")
+        monkeypatch.setattr(loop, "getaddrinfo", addresses_of(free_port(), free_port()))
+        pool._idle.pop().abort()
+        with pytest.raises(NotSentError, match="refuses connections"):
+            await asked(pool)
 
 
 async def connected() -> tuple[UpstreamPool, connection_pool._Connection, Wire]:
