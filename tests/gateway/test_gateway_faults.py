@@ -261,6 +261,7 @@ def test_with_one_key_a_call_waits_as_long_as_its_provider_asks(tmp_path: Path) 
             for _ in range(3):
                 gateway.upstream.account(OPENAI_KEY).fail(429, retry_after="1")
             first = gateway.start(CHAT, "first")
+            await gateway.until(lambda: bool(gateway.upstream.requests))
             await gateway.until_waiting()
             began = time.monotonic()
             other = gateway.start(CHAT, "other")
@@ -390,6 +391,7 @@ def test_a_call_to_an_upstream_that_was_taken_out_is_refused(tmp_path: Path) -> 
         async with gateway_service(tmp_path, upstreams=TWO_UPSTREAMS, environ=KEYS) as gateway:
             gateway.upstream.account(KEYS["KEY_A"]).fail(429, retry_after="30")
             waiting = gateway.start(CHAT, model="first/gpt-5")
+            await gateway.until(lambda: bool(gateway.upstream.requests))
             await gateway.until_waiting()
             text = (tmp_path / "headgate.toml").read_text()
             text = text.replace("[upstreams.first]", "[upstreams.third]")

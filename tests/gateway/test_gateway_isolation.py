@@ -113,6 +113,7 @@ async def test_a_limit_of_one_model_closes_no_other(tmp_path: Path) -> None:
         one, other = await token(gateway, "a"), await token(gateway, "b")
         gateway.upstream.account(OPENAI_KEY).fail(429, retry_after="3600")
         limited = gateway.start(CHAT, headers=one, model="gpt-small")
+        await gateway.until(lambda: bool(gateway.upstream.requests))
         await gateway.until_waiting()
         answer = await gateway.ask(CHAT, headers=other, model="gpt-5")
         assert answer.status_code == 200, answer.text
