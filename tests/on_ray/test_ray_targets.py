@@ -425,7 +425,10 @@ async def outcome_of(executor: Executor, order: WorkOrder) -> Outcome:
 
 
 def is_placed(cluster: RayCluster, file: Path) -> bool:
-    """Replace the holder by one that dies; False if somebody else was faster."""
+    """Replace the holder by one that dies; False if somebody else was faster, or Ray lost it.
+
+    Ray may place it on the node that an earlier test killed and that is not yet known as lost.
+    """
     from headgate.executors.ray_cluster import HOLDER, NAMESPACE  # noqa: PLC0415
     from on_ray.work import DyingHolder  # noqa: PLC0415
 
@@ -437,7 +440,9 @@ def is_placed(cluster: RayCluster, file: Path) -> bool:
             holder = ray.remote(DyingHolder).options(**options).remote(str(file))
         except ValueError:
             return False
-        return bool(ray.get(holder.__ray_ready__.remote(), timeout=SECONDS))
+        with suppress(ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
+            return bool(ray.get(holder.__ray_ready__.remote(), timeout=SECONDS))
+        return False
 
 
 def send_to_holder(number: signal.Signals) -> None:
