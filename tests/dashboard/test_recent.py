@@ -33,12 +33,12 @@ class Maker:
 
 async def test_those_who_ask_together_get_one_result() -> None:
     maker, kept = Maker(), Recent[int](lambda: 7.5)
-    asking = [asyncio.create_task(kept.get("key", maker)) for _ in range(50)]
+    asking = [asyncio.create_task(kept.get(("key",), maker)) for _ in range(50)]
     await asyncio.sleep(0)
     maker.release.set()
     assert set(await asyncio.gather(*asking)) == {1}
-    assert await kept.get("key", maker) == 1
-    assert await kept.get("another", maker) == 2
+    assert await kept.get(("key",), maker) == 1
+    assert await kept.get(("another",), maker) == 2
 
 
 @pytest.mark.parametrize(
@@ -56,17 +56,17 @@ async def test_what_takes_long_is_kept_for_ten_times_as_long(
         return began
 
     kept = Recent[float](lambda: now)
-    assert await kept.get("key", slow) == 100.0
+    assert await kept.get(("key",), slow) == 100.0
     await asyncio.sleep(0)
     now = fresh_until - 0.5
-    assert await kept.get("key", slow) == 100.0
+    assert await kept.get(("key",), slow) == 100.0
     now = fresh_until
-    assert await kept.get("key", slow) == fresh_until
+    assert await kept.get(("key",), slow) == fresh_until
 
 
 async def test_one_who_leaves_takes_nothing_from_the_others() -> None:
     maker, kept = Maker(), Recent[int]()
-    first, second = (asyncio.create_task(kept.get("key", maker)) for _ in range(2))
+    first, second = (asyncio.create_task(kept.get(("key",), maker)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.sleep(0)
@@ -77,13 +77,13 @@ async def test_one_who_leaves_takes_nothing_from_the_others() -> None:
 async def test_a_failure_is_told_to_all_and_not_kept() -> None:
     maker, kept = Maker(), Recent[int]()
     maker.failure = StoreUnavailableError("away")
-    asking = [asyncio.create_task(kept.get("key", maker)) for _ in range(3)]
+    asking = [asyncio.create_task(kept.get(("key",), maker)) for _ in range(3)]
     await asyncio.sleep(0)
     maker.release.set()
     found = await asyncio.gather(*asking, return_exceptions=True)
     assert {str(one) for one in found} == {"away"}
     maker.failure = None
-    assert await kept.get("key", maker) == 2
+    assert await kept.get(("key",), maker) == 2
 
 
 async def test_nothing_is_kept_beyond_the_second_in_which_pages_are_told_of_changes() -> None:
@@ -92,7 +92,7 @@ async def test_nothing_is_kept_beyond_the_second_in_which_pages_are_told_of_chan
     maker.release.set()
     for moment, number in ((7.2, 1), (7.99, 1), (8.0, 2), (8.99, 2), (9.01, 3)):
         now = moment
-        assert await kept.get("key", maker) == number
+        assert await kept.get(("key",), maker) == number
 
 
 async def test_what_is_old_is_let_go_though_nobody_asks_again(
@@ -104,7 +104,7 @@ async def test_what_is_old_is_let_go_though_nobody_asks_again(
     async def make() -> Maker:
         return Maker()
 
-    made = weakref.ref(await kept.get("key", make))
+    made = weakref.ref(await kept.get(("key",), make))
 
     async def is_gone() -> bool:
         return made() is None
@@ -115,15 +115,37 @@ async def test_what_is_old_is_let_go_though_nobody_asks_again(
 async def test_what_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MAKE_SECONDS", 0.01)
     with pytest.raises(StoreUnavailableError, match="did not come in time"):
-        await Recent[int]().get("key", Maker())
+        await Recent[int]().get(("key",), Maker())
 
 
 async def test_no_more_is_kept_than_there_is_room_for() -> None:
     maker, kept = Maker(), Recent[int]()
     maker.release.set()
     for number in range(MAX_KEPT + 1):
-        await kept.get(number, maker)
-    assert await kept.get(0, maker) == MAX_KEPT + 2
+        await kept.get((number,), maker)
+    assert await kept.get((0,), maker) == MAX_KEPT + 2
+
+
+async def test_what_was_made_under_a_key_is_forgotten_with_what_was_made_below_it() -> None:
+    maker, kept = Maker(), Recent[int](lambda: 7.5)
+    maker.release.set()
+    keys: list[tuple[object, ...]] = [("page",), ("page", "region"), ("other", "region")]
+    assert [await kept.get(key, maker) for key in keys] == [1, 2, 3]
+    kept.forget(("page",))
+    assert [await kept.get(key, maker) for key in keys] == [4, 5, 3]
+
+
+async def test_who_waits_for_what_is_forgotten_meanwhile_still_gets_it() -> None:
+    maker, kept = Maker(), Recent[int](lambda: 7.5)
+    waiting = asyncio.create_task(kept.get(("key",), maker))
+    await asyncio.sleep(0)
+    kept.forget(("key",))
+    after = asyncio.create_task(kept.get(("key",), maker))
+    await asyncio.sleep(0)
+    maker.release.set()
+    assert await waiting == 1
+    assert await after == 2
+    assert await kept.get(("key",), maker) == 2
 
 
 async def test_one_drawing_serves_visitors_with_secrets_of_their_own(tmp_path: Path) -> None:

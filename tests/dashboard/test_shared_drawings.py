@@ -84,6 +84,31 @@ async def test_a_region_that_many_ask_for_at_once_is_drawn_once(
     assert drawn == ["state-now"]
 
 
+async def test_no_region_is_older_than_the_page_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, draw = [], Rendering.region
+
+    async def counted(self: Rendering, view: View, page: Page, name: str) -> str | None:
+        drawn.append(page)
+        return await draw(self, view, page, name)
+
+    monkeypatch.setattr(Rendering, "region", counted)
+    # Nothing that was made is old until the end of this test.
+    monkeypatch.setattr("headgate.dashboard.page.FRESH_SECONDS", 3_600.0)
+    async with serving(tmp_path) as (_, app):
+        browser = Browser(app)
+        for _ in range(2):
+            await browser.region("/", "state-now")
+        await browser.get("/ui/projects")
+        await browser.region("/", "state-now")
+        assert len(drawn) == 1
+        await browser.get("/")
+        await browser.region("/", "state-now")
+    assert len(drawn) == 2
+    assert drawn[0] is not drawn[1]
+
+
 async def test_a_whole_page_that_comes_for_a_region_names_its_own_visitor(tmp_path: Path) -> None:
     async with serving(tmp_path, LOCKED) as (service, app):
         for name in ("anna-token", "ben-token"):

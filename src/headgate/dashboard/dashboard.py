@@ -267,7 +267,14 @@ class Dashboard:
         if region:
             return await self._region(route, view, name, region)
         async with self._turn():
-            return await self._drawn(view, await _page(route, view, name))
+            return await self._drawn(view, await self._whole(route, view, name))
+
+    async def _whole(self, route: PageRoute, view: View, name: str) -> Page:
+        """Return a page made now; none of its regions is older than that from here on."""
+        page, key = await _page(route, view, name), drawing_key(route, view)
+        self._pages.forget(key)
+        self._regions.forget(key)
+        return page
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -295,7 +302,7 @@ class Dashboard:
         if text is None:
             # A whole page names its visitor, so it is drawn for each.
             async with self._turn():
-                text = await self._rendering.page(view, await _page(route, view, name))
+                text = await self._rendering.page(view, await self._whole(route, view, name))
         return compressed(page_response(OK, self._with_secret(text, view)[0]), view.request)
 
     async def _act(self, route: PageRoute, view: View, name: str) -> Response:

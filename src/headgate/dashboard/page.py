@@ -279,10 +279,12 @@ class Recent(Generic[Made]):
 
     def __init__(self, ticks: Callable[[], float] | None = None) -> None:
         self._ticks = ticks
-        self._kept: OrderedDict[object, tuple[asyncio.Task[Made], float]] = OrderedDict()
+        self._kept: OrderedDict[tuple[object, ...], tuple[asyncio.Task[Made], float]] = (
+            OrderedDict()
+        )
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def get(self, key: object, make: Callable[[], Awaitable[Made]]) -> Made:
+    async def get(self, key: tuple[object, ...], make: Callable[[], Awaitable[Made]]) -> Made:
         """Return what `make` returns, or returned under this key since the last full second.
 
         It is made in a task of its own: that one visitor leaves is nothing to the others.
@@ -295,10 +297,15 @@ class Recent(Generic[Made]):
             self._keep(key, making, now + until_full_second(now, FRESH_SECONDS))
         return await asyncio.shield(making)
 
+    def forget(self, key: tuple[object, ...]) -> None:
+        """Let go what was made under a key, or under one that begins with it."""
+        for kept in [kept for kept in self._kept if kept[: len(key)] == key]:
+            del self._kept[kept]
+
     def _now(self) -> float:
         return (self._ticks or asyncio.get_running_loop().time)()
 
-    def _made(self, key: object, made: asyncio.Task[Made], began: float) -> None:
+    def _made(self, key: tuple[object, ...], made: asyncio.Task[Made], began: float) -> None:
         _look_at(made)
         rest = min(COST_FACTOR * (self._now() - began), MOST_FRESH_SECONDS)
         known, fresh_until = self._kept.get(key, (None, 0.0))
@@ -306,7 +313,9 @@ class Recent(Generic[Made]):
             end = began + rest
             self._kept[key] = (made, end + until_full_second(end, FRESH_SECONDS))
 
-    def _keep(self, key: object, making: asyncio.Task[Made], fresh_until: float) -> None:
+    def _keep(
+        self, key: tuple[object, ...], making: asyncio.Task[Made], fresh_until: float
+    ) -> None:
         self._kept[key] = (making, fresh_until)
         self._kept.move_to_end(key)
         if len(self._kept) > MAX_KEPT:
