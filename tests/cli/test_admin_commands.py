@@ -249,6 +249,20 @@ def test_budgets_of_a_service_are_set_listed_shown_and_deleted(
     assert "Budgets: project:evals." in gone.err
 
 
+def test_a_budget_is_not_listed_around_itself_for_whom_nothing_else_may_be_seen(
+    admin: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = admin("token", "create", "evals", "--project", "evals", "--json").json
+    monkeypatch.setenv("HEADGATE_TOKEN", made["token"])
+
+    def around(*scope: str) -> list[str]:
+        _, _, listed = admin("budget", "status", *scope).out.partition("Budgets around it:\n")
+        return [line.strip().partition(": ")[0] for line in listed.splitlines()]
+
+    assert around() == around("project:evals") == []
+    assert around("project:evals/session:a") == ["project:evals"]
+
+
 def test_reservations_of_a_service_are_extended_released_and_adjusted(
     admin: Command, service: ServiceProcess
 ) -> None:

@@ -23,6 +23,7 @@ import pytest
 from executors.endpoint import free_port
 from headgate.app import STORE_FILE
 from headgate.cli.connection import Connection, find_service
+from headgate.cli.up import STOPPED_AT_ONCE
 from headgate.storage.data_lock import LOCK_NAME, hold_directory, service_address
 from headgate.storage.sqlite import SqliteTaskStore
 from service.support import Gate, ServiceProcess, running_service, wait_until
@@ -128,6 +129,7 @@ def test_a_second_signal_ends_the_process_at_once(service: ServiceProcess) -> No
     assert (answer.status, answer.body["error"]) == (503, "draining")
     service.send(signal.SIGINT)
     assert service.wait(SOON_SECONDS) == 130
+    assert service.output().splitlines()[-1] == f"headgate: {STOPPED_AT_ONCE}"
 
 
 def test_a_child_process_does_not_outlive_the_drain(tmp_path: Path) -> None:

@@ -805,6 +805,12 @@ def _own(books: Books, scope: str) -> BudgetStatusBody | None:
         return None
 
 
+def _outer(books: Books, scope: Scope) -> BudgetStatusBody | None:
+    """Return a scope around another; a token that may see only its own has that instead of root."""
+    status = _own(books, scope)
+    return status if status is not None and status.scope == scope else None
+
+
 @budget.command(
     "list",
     epilog="""\b
@@ -855,7 +861,7 @@ def status(*, where: Where, scope: str | None, session: str | None, as_json: boo
         if as_json:
             print_json(found)
             return
-        parents = [_own(books, outer) for outer in ancestors(Scope(found.scope))[:-1]]
+        parents = [_outer(books, outer) for outer in ancestors(Scope(found.scope))[:-1]]
         unknown = _unused(books, found)
     if unknown:
         click.echo(f"headgate: warning: {unknown}", err=True)

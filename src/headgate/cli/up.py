@@ -13,7 +13,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 
 EXIT_AT_ONCE = 130
 EXIT_LOCK_LOST = 1
+
+STOPPED_AT_ONCE = "stopped at once; the next start recovers the tasks that were running"
+DEMO_STOPPED = "stopped at once"
 
 LOCK_LOOK_SECONDS = 2.0
 """How often a service looks whether its lock is still there."""
@@ -416,7 +419,12 @@ def _address(host: str, port: int) -> str:
 def _handle_signals(stopping: asyncio.Event, demo: Demo | None) -> None:
     def stop() -> None:
         if stopping.is_set():
-            sys.stderr.flush()
+            # A terminal that has gone must not keep the process.
+            with suppress(OSError):
+                click.echo(
+                    f"headgate: {STOPPED_AT_ONCE if demo is None else DEMO_STOPPED}", err=True
+                )
+                sys.stderr.flush()
             _exit(EXIT_AT_ONCE, demo)
         stopping.set()
 
