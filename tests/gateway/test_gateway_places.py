@@ -23,7 +23,7 @@ from gateway.test_task_calls import claim, submit
 from headgate.core.call import CallRecord, CallState
 from headgate.core.gates import GatePart
 from headgate.engine.call_registry import KeptPlaces
-from headgate.gateway.relay import HandoverReader, LostPlaces, Place, as_comment
+from headgate.gateway.relay import HandoverReader, LeaderRelay, LostPlaces, Place, as_comment
 
 BUDGET = """
 [gateway]
@@ -259,3 +259,14 @@ def test_only_what_may_be_a_place_is_kept_back() -> None:
     assert reader.feed(b"waits") == b": waits"
     comment = as_comment(b"call-" + b"1" * 2_000)
     assert reader.feed(b"\n\n" + comment) == b"\n\n" + comment, "no place is that long"
+
+
+async def test_a_relay_that_is_closed_has_no_watch_left() -> None:
+    relay = LeaderRelay(lambda: "http://127.0.0.1:2")
+    others = asyncio.all_tasks()
+    relay.watch("http://127.0.0.1:1")
+    watches = asyncio.all_tasks() - others
+    await asyncio.sleep(0)
+    await relay.close()
+    assert len(watches) == 1
+    assert all(one.done() for one in watches)

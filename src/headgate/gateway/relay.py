@@ -278,9 +278,11 @@ class LeaderRelay:
         return closing(response)
 
     async def close(self) -> None:
-        """Close all connections."""
-        for watching in self._watching.values():
-            watching.cancel()
+        """End what watches the nodes, and close all connections."""
+        watching = list(self._watching.values())
+        for task in watching:
+            task.cancel()
+        await asyncio.gather(*watching, return_exceptions=True)
         for pool in self._pools.values():
             await pool.close()
 
