@@ -47,8 +47,10 @@ def test_a_body_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
         assert not body.may_spill
         assert not await body.spill(room, ALICE, tmp_path)
         assert await body.read() == given
+        assert (room.files.taken, room.bytes.taken) == (0, 0), "its file is gone"
         assert await body.read() == given
-        assert await body.spill(room, ALICE, tmp_path), "it waits again, and has its room still"
+        assert await body.spill(room, ALICE, tmp_path), "it waits again"
+        assert (room.files.taken, room.bytes.taken) == (1, 3 * LEAST_BYTES)
         assert await body.read() == given
         body.change(b"x")
         assert (body.size, body.may_spill) == (1, False)
@@ -173,6 +175,25 @@ def test_a_call_that_waited_is_sent_as_it_came(tmp_path: Path, path: str, is_str
             await gateway.until(lambda: not shares.taken)
 
     asyncio.run(scenario())
+
+
+async def test_a_body_that_comes_back_from_the_disk_counts_as_memory(tmp_path: Path) -> None:
+    """It does so until its answer begins, and its room on the disk is free meanwhile."""
+    async with gateway_service(tmp_path, inflight=1) as gateway:
+        gateway.gateway.patience = Patience(memory_seconds=0.0)
+        shares, prompt = gateway.service.api.shares, "x" * BODY_BYTES
+        first = gateway.start(CHAT, "[[until go]]")
+        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        second = gateway.start(CHAT, f"[[until later]] {prompt}")
+        await gateway.until(lambda: shares.spilled.bytes.taken > BODY_BYTES > shares.bytes.taken)
+        gateway.upstream.releases.add("go")
+        assert (await first).status_code == 200
+        await gateway.until(lambda: len(gateway.upstream.requests) == 2)
+        assert (shares.spilled.files.taken, shares.spilled.bytes.taken) == (0, 0)
+        assert shares.bytes.taken > BODY_BYTES
+        gateway.upstream.releases.add("later")
+        assert (await second).status_code == 200
+        await gateway.until(lambda: not shares.bytes.taken)
 
 
 def resident_bytes(pid: int) -> int:

@@ -1326,7 +1326,7 @@ class Gateway:
             raise _of_budget(error, asked.sender.caller.told(str(error))) from None
         except NotDispatchingError:
             self._calls.hand_over(live)
-            asked.client.read_again(await asked.body.read())
+            asked.client.read_again(await self._body_of(asked))
             events = -1 if asked.client.relay is None else asked.client.relay.events
             place = Place(live.id, live.record.created_at, events)
             raise _HandedOver(place, was_taken=True) from None
@@ -1558,7 +1558,7 @@ class Gateway:
         if not longest:
             return False
         asked.max_tokens = longest
-        path, body = asked.protocol.path, await asked.body.read()
+        path, body = asked.protocol.path, await self._body_of(asked)
         if _is_large(body):
             body = await asyncio.to_thread(with_max_tokens, path, body, longest)
             asked.call = await asyncio.to_thread(read_call, path, body)
@@ -1650,7 +1650,7 @@ class Gateway:
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
-        body = asked.body.at_once or await asked.body.read()
+        body = asked.body.at_once or await self._body_of(asked)
         if asked.is_large:
             body = await asyncio.to_thread(self._body, asked, live, body)
         else:
@@ -1668,6 +1668,12 @@ class Gateway:
             return await self._answered(asked, live, upstream, grant, response, credentials)
         finally:
             response.close()
+
+    async def _body_of(self, asked: Asked) -> bytes:
+        """Return what the client has sent; where it comes back from the disk it counts as held."""
+        body = await asked.body.read()
+        asked.client.request.count_body(len(body))
+        return body
 
     def _body(self, asked: Asked, live: LiveCall, body: bytes) -> bytes:
         """Return what goes upstream for what the client has sent."""

@@ -3,8 +3,8 @@
 A coding agent sends hundreds of kilobytes with every request, and hundreds of its calls may wait
 for hours. What waits for longer than a moment is written to disk, and read when it has its turn.
 
-Rule: a caller has its share of the disk and of the open files, as of memory. A body for which there
-is no room stays in memory, where it counts.
+Rule: a caller has its share of the disk and of the open files, as of memory. A body counts where it
+is: on the disk as long as it has a file. One for which there is no room there stays in memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RequestBody:
         self._hash = digest
         self._file: BinaryIO | None = None
         self._room: tuple[SpillRoom, str, int] | None = None
-        """The room that it has on the disk, whose it is and how much: until it is let go of."""
+        """The room that its file has on the disk, whose it is and how much."""
 
         self._stays = False
         self.size = len(body)
@@ -64,10 +64,9 @@ class RequestBody:
         body = self._bytes
         if body is None:
             return False
-        if self._room is None:
-            if not room.take(holder, self.size):
-                return False
-            self._room = (room, holder.key, self.size)
+        if not room.take(holder, self.size):
+            return False
+        self._room = (room, holder.key, self.size)
         try:
             written = asyncio.to_thread(_written, body, self._hash, folder)
             self._file, self._hash = await written
@@ -98,6 +97,7 @@ class RequestBody:
                 raise RuntimeError(message)
             self._bytes = await asyncio.to_thread(_read, self._file)
             self._file = None
+            self._leave_room()
         return self._bytes
 
     def change(self, body: bytes) -> None:

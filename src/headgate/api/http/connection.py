@@ -641,12 +641,15 @@ class Connection(asyncio.Protocol):
         scope["headgate.answer"] = exchange.answer
         scope["headgate.take"] = exchange.take_body
         scope["headgate.when_gone"] = exchange.when_gone
-        scope["headgate.let_go"] = partial(self._let_go_of_body, exchange)
+        scope["headgate.count_body"] = partial(self._count_body, exchange)
         return exchange
 
-    def _let_go_of_body(self, exchange: Exchange) -> None:
-        size, exchange.size = exchange.size, 0
-        self._seat.let_go(size)
+    def _count_body(self, exchange: Exchange, size: int) -> None:
+        more, exchange.size = size - exchange.size, size
+        if more > 0:
+            self._seat.hold(more)
+        else:
+            self._seat.let_go(-more)
 
     def _run(self, exchange: Exchange) -> None:
         self._current = exchange
@@ -667,7 +670,7 @@ class Connection(asyncio.Protocol):
         # for, and to look for hundreds of thousands of objects costs a tenth of all time.
         exchange.scope = {}
         self._seat.rest()
-        self._let_go_of_body(exchange)
+        self._count_body(exchange, 0)
         must_close = not (exchange.has_ended and exchange.keep_alive) or self._shared.is_draining
         if must_close or self._transport.is_closing():
             self._close()

@@ -225,9 +225,13 @@ class Request:
 
     def let_go_of_body(self) -> None:
         """Count the body as not held any more, because it is kept elsewhere or not at all."""
-        let_go = self._scope.get("headgate.let_go")
-        if let_go is not None:
-            let_go()
+        self.count_body(0)
+
+    def count_body(self, size: int) -> None:
+        """Count so many bytes as held from now on for the body."""
+        count = self._scope.get("headgate.count_body")
+        if count is not None:
+            count(size)
 
     @property
     def answer(self) -> Callable[[int, Sequence[tuple[bytes, bytes]], bytes], None] | None:
