@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -14,8 +16,9 @@ from headgate.core.dispatch_state import (
     Waiting,
     ask_again_at,
     closure_of,
+    refusing_part,
 )
-from headgate.core.estimates import Hold, given
+from headgate.core.estimates import PROBE, Hold, given
 from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part
 from headgate.core.task import OnExhausted, Task, Terms
 
@@ -238,6 +241,58 @@ def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
     assert parking.wake(first, has_freed=False) == [kind]
     assert len(parking.leave(kind)) == MAX_SET_ASIDE
     assert parking.refusals == {}
+
+
+IN_SESSION: dict[str, Any] = {"scopes": ("session:s",), "project_id": "alpha", "target": "agent"}
+OF_KIND = msgspec.structs.replace(refused(reserved=10), kind="alpha/agent/", live=1)
+UNKNOWN = Hold(micro_usd=given(0), tokens=PROBE, kind="alpha/agent/")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "fields", "terms", "hold", "is_behind"),
+    [
+        # who needs as much or more would take what the others wait for
+        (refused(spent=60), {}, WAIT, holds(50), True),
+        (refused(spent=60), {}, WAIT, holds(51), True),
+        (refused(""), {}, WAIT, holds(50), True),
+        (refused(spent=60, requested=1), {}, WAIT, UNKNOWN, True),
+        # who needs less may have what is too little for them
+        (refused(spent=60), {}, WAIT, holds(49), False),
+        (refused(spent=60), {}, WAIT, UNKNOWN, False),
+        (refused(spent=60, unit=Unit.MICRO_USD), {}, WAIT, holds(50), False),
+        (refused(spent=60), {"scopes": ("session:other",)}, WAIT, holds(50), False),
+        # who will not wait is told at once, and a call stands behind its own task alone
+        (refused(spent=60), {}, REJECT, holds(50), False),
+        (refused(spent=60), {"parent_id": "t0"}, WAIT, holds(50), False),
+        # the first of a kind are waited for by all others of that kind
+        (OF_KIND, {}, WAIT, UNKNOWN, True),
+        (OF_KIND, {}, REJECT, UNKNOWN, True),
+        (OF_KIND, {}, WAIT, holds(50), False),
+        (OF_KIND, {}, WAIT, msgspec.structs.replace(UNKNOWN, kind="alpha/agent/x"), False),
+        (OF_KIND, {"target": "other"}, WAIT, UNKNOWN, False),
+        (OF_KIND, {"project_id": "beta"}, WAIT, UNKNOWN, False),
+    ],
+)
+def test_a_newcomer_stands_behind_those_that_need_no_more(
+    refusal: Refused, fields: dict[str, Any], terms: Terms, hold: Hold, is_behind: bool
+) -> None:
+    parking = BudgetParking()
+    first, late = Task(id="t1", **IN_SESSION), Task(id="t2", **{**IN_SESSION, **fields})
+    part = refusing_part(first, refusal)
+    newcomer = Waiting(late, terms, 0, 0)
+    assert not parking.joins(newcomer, hold)
+    parking.judge(first, refusal, WAIT)
+    assert parking.joins(newcomer, hold) is is_behind
+    assert parking.set_aside(part) == 1 + is_behind
+    assert parking.leave(part) == (["t1", "t2"] if is_behind else ["t1"])
+    assert not parking.joins(newcomer, hold)
+
+
+def test_no_more_newcomers_are_set_aside_than_others() -> None:
+    parking = BudgetParking()
+    for number in range(MAX_SET_ASIDE):
+        parking.judge(Task(id=f"t{number}"), refused(spent=60), WAIT)
+    assert not parking.joins(waiting("late", WAIT, "session:s"), holds(50))
 
 
 @pytest.mark.parametrize(

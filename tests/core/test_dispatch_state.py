@@ -262,6 +262,18 @@ def test_a_dear_task_is_set_aside_and_cheap_ones_go_on() -> None:
     assert planned_ids(dispatch_state) == ["t2"]
 
 
+def test_who_comes_later_gets_no_money_that_an_older_task_waits_for() -> None:
+    older, *later = (queued(name, scopes=("session:s",), estimate_tokens=100) for name in "abc")
+    dispatch_state = state_of(older)
+    dispatch_state.refuse(only_line(dispatch_state), older, refusal(reserved=950), START)
+    # Who holds the money has ended in the ledger, and that end is not heard of here.
+    for record in later:
+        dispatch_state.observe(record, START)
+        assert planned_ids(dispatch_state) == []
+    dispatch_state.open(GatePart("scope", "session:s"))
+    assert planned_ids(dispatch_state) == ["a", "b", "c"]
+
+
 def test_a_paused_target_opens_by_itself() -> None:
     dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 7), START)

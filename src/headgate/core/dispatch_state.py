@@ -48,6 +48,7 @@ from headgate.core.gates import (
     GateKind,
     GatePart,
     GrantPart,
+    KindPart,
     grant_of,
     kind_part,
     read_kind_part,
@@ -1209,6 +1210,42 @@ class BudgetParking:
                 return refusal_text(waiting.task, refused)
         return None
 
+    def joins(self, waiting: Waiting, hold: Hold) -> bool:
+        """Set a task aside that would overtake others: it needs what they were refused, or more.
+
+        The ledger may have got money back whose end is not heard of here, and would give it to
+        whoever asks first; the others are offered again, in order, as soon as it is.
+        """
+        task = waiting.task
+        if not self.refusals or task.parent_id is not None:
+            return False
+        is_willing = waiting.terms.on_exhausted is OnExhausted.WAIT
+        for part, refused in self._refusals_at(task):
+            others = self._aside.get(part, {})
+            estimate = hold.estimate(refused.unit)
+            if refused.kind:
+                is_behind = estimate.at_once > 0 and hold.waiting_kind == refused.kind
+            else:
+                needed = max(1, estimate.amount) if estimate.at_once else estimate.amount
+                is_behind = is_willing and needed >= refused.requested
+            if is_behind and 0 < len(others) < MAX_SET_ASIDE:
+                others[task.id] = None
+                self._part_of[task.id] = part
+                return True
+        return False
+
+    def _refusals_at(self, task: Task) -> Iterator[tuple[GatePart, Refused]]:
+        for scope in sorted(_reached(task.scopes)):
+            parts = [GatePart("scope", scope)]
+            parts += [
+                KindPart(task.project_id, task.target or "", unit.value, scope).part
+                for unit in Unit
+            ]
+            for part in parts:
+                refused = self.refusals.get(part)
+                if refused is not None:
+                    yield part, refused
+
     def unwilling(self, scope: str) -> list[str]:
         """Return the tasks behind a scope that will not wait for it."""
         return list(self._unwilling.get(scope, ()))
@@ -2092,6 +2129,9 @@ class DispatchState:
     ) -> Planned | None:
         task, terms = waiting.task, waiting.terms
         hold = self._hold(waiting) if waiting.hold is None else waiting.hold()
+        if self.parking.joins(waiting, hold):
+            self._give_back_permit(agent_id, task, now)
+            return None
         share = self._share_tokens(task)
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
         tokens = hold.tokens.amount if is_known else share
