@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from client.scripted_server import response, scripted
 from headgate.cli.connection import Connection, accepted_service, connect
 from headgate.cli.main import run
+from headgate.cli.run_session import found_address
 from headgate.errors import InvalidSettingError
 from headgate.storage.data_lock import announce, hold_directory
+from headgate.workflow.run_record import RunOptions
 
 READY = response(200, '{"status":"ready","role":"dispatcher"}')
 REFUSED = response(401, '{"code":"unauthorized","error":"a token is needed","retryable":false}')
@@ -258,15 +261,40 @@ def test_a_stale_token_file_is_left_out_where_no_token_is_needed(
     assert "--data" in said
 
 
-def test_the_token_of_a_service_that_does_not_run_is_left_out_without_a_word(
-    home: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("is_running", [True, False])
+def test_the_token_of_a_directory_is_sent_to_no_service_but_its_own(
+    home: Path, is_running: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with hold_directory(home, address="http://127.0.0.1:1"):
-        pass
-    with scripted(UNKNOWN, READY) as server, connect(Connection(url=server.url)) as client:
-        assert client.ready().role == "dispatcher"
-        assert server.headers("authorization") == ["Bearer from-the-file", ""]
-    assert capsys.readouterr().err == ""
+    holding = hold_directory(home, address="http://127.0.0.1:1")
+    with holding if is_running else nullcontext():
+        if not is_running:
+            with holding:
+                pass
+        assert sent_token(Connection()) == ""
+        assert sent_token(Connection(data=home)) == "from-the-file"
+        with scripted(READY) as server:
+            monkeypatch.setenv("HEADGATE_URL", server.url)
+            with connect(Connection()) as client:
+                client.ready()
+            assert server.headers("authorization") == [""]
+
+
+def test_a_run_sends_the_token_of_the_usual_directory_to_no_other_service(home: Path) -> None:
+    other = RunOptions(data=home, server="http://example.com")
+    assert found_address(other) == ("http://example.com", None)
+    with scripted(READY) as server, hold_directory(home, address=server.url):
+        own = RunOptions(data=home, server=server.url)
+        assert found_address(own) == (server.url, "from-the-file")
+
+
+def test_the_service_of_the_usual_directory_gets_its_token_under_every_name(home: Path) -> None:
+    with scripted(READY, READY) as server:
+        port = server.url.rpartition(":")[2]
+        with hold_directory(home, address=f"http://0.0.0.0:{port}"):
+            for host in ("127.0.0.1", "localhost"):
+                with connect(Connection(url=f"http://{host}:{port}")) as client:
+                    client.ready()
+            assert server.headers("authorization") == ["Bearer from-the-file"] * 2
 
 
 def test_a_stale_token_file_is_named_where_a_token_is_needed(

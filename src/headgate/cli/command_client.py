@@ -77,8 +77,6 @@ class CommandTransport(SyncTransport):
 
     def _leave_out(self) -> None:
         self.is_without_token = True
-        if self._service.is_left:
-            return
         line = f"this service does not recognise the token in {self._service.origin}"
         advice = "going on without it (--data names the directory of another service)"
         click.echo(printable(f"headgate: warning: {line}; {advice}"), err=True)

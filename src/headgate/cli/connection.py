@@ -1,9 +1,10 @@
 """How commands reach a service: its address, a token, and the errors that come of it.
 
 The token is that of `--token`, of HEADGATE_TOKEN, or of the file `token` in the data directory.
-Rule: the file is the key to the service of this machine. It is sent to no other one unless `--data`
-names it, and it is not used when others can read it. A service here that needs no token is asked
-without one where the file is not its own.
+Rule: the file is the key to the service of its directory. It is sent to no other one unless
+`--data` names it, and it is not used when others can read it. A directory that no service has used
+yet does not say whose the file is: then it is sent to this machine alone, and a service that needs
+no token is asked without one where the file is not its own.
 
 Rule: a directory that `--data` names is asked for its own service, or none: a misspelt one must not
 change what another service has.
@@ -151,8 +152,6 @@ class FoundService(NamedTuple):
     token: str | None = None
     origin: str = ""
     is_from_file: bool = False
-    is_left: bool = False
-    """Whether the file is of a service that does not run, so that nobody wonders at its token."""
 
     @property
     def url(self) -> str:
@@ -181,8 +180,7 @@ def find_service(connection: Connection) -> FoundService:
     token = None if content is None else token_of(content.decode("ascii", "replace"))
     if token is None:
         return FoundService(address)
-    is_left = path is not None and connection.data is None and _is_left(path.parent)
-    return FoundService(address, token, str(path), is_from_file=True, is_left=is_left)
+    return FoundService(address, token, str(path), is_from_file=True)
 
 
 def accepted_service(connection: Connection) -> tuple[str, str | None]:
@@ -256,17 +254,27 @@ def _running_here() -> str | None:
 
 def _token_path(data: Path | None, address: Address) -> Path | None:
     """Return the file with the token for a service; None where none is to be sent there."""
-    if data is None and not address.is_loopback:
+    if data is not None:
+        return data / TOKEN_FILE
+    directory = default_directory()
+    if directory is None or not _is_service_of(directory, address):
         return None
-    directory = data or default_directory()
-    return None if directory is None else directory / TOKEN_FILE
+    return directory / TOKEN_FILE
 
 
-def _is_left(directory: Path) -> bool:
-    """Tell whether a service used a directory, and none does now."""
+def _is_service_of(directory: Path, address: Address) -> bool:
+    """Tell whether a service is the one of a directory; another may have the address by now."""
+    from headgate.client.requests import address_of  # noqa: PLC0415
     from headgate.storage.data_lock import service_address  # noqa: PLC0415
 
-    return bool(service_address(directory)) and not service_address(directory, is_running=True)
+    if not service_address(directory):
+        return address.is_loopback
+    running = _address_in(directory, is_running=True)
+    if running is None:
+        return False
+    own = address_of(running)
+    is_same_host = own.host == address.host or (own.is_loopback and address.is_loopback)
+    return is_same_host and own.port == address.port
 
 
 def read_private_file(path: Path) -> bytes | None:

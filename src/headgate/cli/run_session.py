@@ -26,7 +26,12 @@ from typing import TYPE_CHECKING, TextIO, cast
 import click
 import msgspec
 
-from headgate.cli.connection import TOKEN_FILE, Connection, accepted_service
+from headgate.cli.connection import (
+    TOKEN_FILE,
+    Connection,
+    accepted_service,
+    default_directory,
+)
 from headgate.cli.logs import configure_logs
 from headgate.cli.main import (
     EXIT_EXHAUSTED,
@@ -589,8 +594,9 @@ def _warnings_as_progress(progress: Progress) -> Iterator[None]:
 
 def found_address(options: RunOptions) -> tuple[str, str | None]:
     """Return the whole address of the service that options name, and the token for it."""
-    # The directory may be one for runs alone, which has no token in it.
-    data = options.data if (options.data / TOKEN_FILE).exists() else None
+    # A directory that was named may be one for runs alone, which has no token in it.
+    is_named = options.data != default_directory()
+    data = options.data if is_named and (options.data / TOKEN_FILE).exists() else None
     return accepted_service(Connection(options.server, options.token, data))
 
 
