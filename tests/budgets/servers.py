@@ -714,7 +714,7 @@ def running_valkey(*settings: str, program: str = "valkey") -> Iterator[ValkeySe
 @contextmanager
 def running_postgres(*, is_durable: bool = False) -> Iterator[PostgresServer]:
     """Run a PostgreSQL server for the length of the block."""
-    with _folder() as folder:
+    with _folder(None if is_durable else _memory()) as folder:
         server = PostgresServer(folder, is_durable=is_durable)
         server.start()
         try:
@@ -723,6 +723,7 @@ def running_postgres(*, is_durable: bool = False) -> Iterator[PostgresServer]:
             server.kill()
 
 
+LEAST_FREE_MEMORY = 8 * 1024**3
 SYNCHRONOUS = ("-c", "synchronous_standby_names=*", "-c", "wal_receiver_status_interval=1s")
 
 
@@ -780,10 +781,24 @@ def running_pair() -> Iterator[PostgresPair]:
             pair.kill()
 
 
+def _memory() -> str | None:
+    """Return a folder in memory with much room, where there is one.
+
+    The schemas of all tests are tens of thousands of files, and a busy disk takes minutes to delete
+    them.
+    """
+    folder = "/dev/shm"
+    try:
+        has_room = shutil.disk_usage(folder).free > LEAST_FREE_MEMORY
+    except OSError:
+        return None
+    return folder if has_room else None
+
+
 @contextmanager
-def _folder() -> Iterator[Path]:
+def _folder(parent: str | None = None) -> Iterator[Path]:
     # A short path: the name of a unix socket has at most 107 characters.
-    with tempfile.TemporaryDirectory(prefix="hg-", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="hg-", dir=parent, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
         yield folder
