@@ -15,10 +15,14 @@ from pathlib import Path
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from cli.said import Command, Said
+from cli.top.test_rows import stats
 from headgate import SyncClient
+from headgate.api.schema.tasks import StoppedBody
 from headgate.cli.main import run
+from headgate.cli.stats import held_back
 from headgate.storage.data_lock import hold_directory, is_held
 from service.support import ECHO_TARGET, ServiceProcess, running_service
 
@@ -133,6 +137,13 @@ def test_the_service_is_paused_and_resumed(admin: Command) -> None:
     assert "paused" not in admin("stats").out
 
 
+def test_stats_name_few_of_many_that_are_paused() -> None:
+    stopped = [StoppedBody(kind="agent", name=f"a{n}", status="paused") for n in range(13)]
+    (line,) = held_back(replace(stats(done=0), stopped=stopped))
+    assert line.startswith("Paused: agent a0, agent a1, ")
+    assert line.endswith(", agent a9 and 3 more.")
+
+
 THINGS = [("project", "evals"), ("agent", "coder"), ("target", "echo")]
 
 
@@ -146,8 +157,10 @@ def test_one_thing_is_paused_drained_and_resumed(admin: Command, noun: str, name
         f"headgate {noun} resume {name} ends this.\n"
     )
     assert admin(noun, "show", name, "--json").json["status"] == "paused"
+    assert admin("stats").out.splitlines()[0] == f"Paused: {noun} {name}."
     drained = f"{title} drains: it accepts no new tasks and finishes those it has.\n"
     assert admin(noun, "drain", name).out == drained
+    assert admin("stats").out.splitlines()[0] == f"Draining: {noun} {name}."
     assert admin(noun, "resume", name).out == f"{title} is active.\n"
     assert "status" in admin(noun, "show", name).out
     assert name in admin(noun, "list").out
