@@ -190,6 +190,27 @@ def test_tasks_are_listed_filtered_and_counted(headgate: Command) -> None:
     assert headgate("tasks", "--agent", "nobody").out.startswith("No tasks at http://")
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "line"),
+    [
+        ("--project", "of", "there is no project of now; did you mean off?"),
+        ("--target", "slwo", "there is no target slwo now; did you mean slow?"),
+        (
+            "--agent",
+            "nobody",
+            "there is no agent nobody now; headgate agent list shows those that there are",
+        ),
+    ],
+)
+def test_a_filter_that_names_nothing_is_answered_with_the_nearest_name(
+    headgate: Command, option: str, name: str, line: str
+) -> None:
+    for more in ((), ("--json",), ("--all",)):
+        said = headgate("tasks", option, name, *more)
+        assert (said.code, said.err) == (0, f"headgate: {line}\n")
+    assert headgate("tasks", "--project", "off", "--label", "no=one").err == ""
+
+
 def test_why_tells_reasons_with_times(headgate: Command) -> None:
     task = submitted(headgate, "--project", "off", "--not-before", "12m")
     lines = headgate("why", task).out.splitlines()

@@ -81,6 +81,22 @@ class Noun(NamedTuple):
             raise unknown_name(self.name, name, known, advice) from None
 
 
+    def tell_unknown(self, client: SyncClient, name: str) -> None:
+        """Say on standard error that a filter names nothing that there is, and what may be meant.
+
+        Whoever may not list what there is hears nothing.
+        """
+        try:
+            known = [_name(one) for one in self.listed(client)]
+        except ServiceError:
+            return
+        if name not in known:
+            otherwise = f"headgate {self.name} list shows those that there are"
+            line = f"there is no {self.name} {name} now; "
+            line += did_you_mean(nearest(name, known), otherwise)
+            click.echo(printable(f"headgate: {line}"), err=True)
+
+
 def _name(thing: Any) -> str:  # noqa: ANN401 - any of the bodies
     found: str = getattr(thing, "id", None) or thing.name
     return found
