@@ -264,8 +264,19 @@ def test_why_repeats_the_id_that_a_service_does_not_know_and_its_address(
 def test_a_file_is_not_taken_for_a_data_directory(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["tasks", "--data", str(home / "token")]) == 3
-    assert f"{home / 'token'} cannot be read (Not a directory); " in capsys.readouterr().err
+    for command in ("tasks", "runs", "up", "runs show last", "token create x --offline"):
+        for data in (home / "token", home / "token" / "data"):
+            assert run([*command.split(), "--data", str(data)]) == 2
+            assert " is not a directory; name " in capsys.readouterr().err
+
+
+def test_a_usual_directory_that_cannot_be_made_is_a_wrong_setting(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "token"))
+    for command in ("runs", "up"):
+        assert run([command]) == 2
+        assert "the directory cannot be made: " in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every directory")

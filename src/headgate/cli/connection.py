@@ -25,7 +25,6 @@ import click
 
 from headgate.errors import (
     InvalidSettingError,
-    LedgerUnavailableError,
     NotAllowedError,
     ServiceError,
     ServiceUnavailableError,
@@ -54,8 +53,20 @@ def data_directory() -> Path:
         directory.mkdir(mode=_OWNER_FOLDER, exist_ok=True)
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        problem = f"the data directory cannot be made: {reason}; set XDG_DATA_HOME or give --url"
-        raise LedgerUnavailableError(problem) from None
+        problem = (
+            f"the directory cannot be made: {reason}; name one, set XDG_DATA_HOME or give --url"
+        )
+        raise InvalidSettingError("--data", problem) from None
+    return directory
+
+
+def chosen_directory(data: Path | None) -> Path:
+    """Return the whole path of a data directory; a file at its place or above it is refused."""
+    directory = (data or data_directory()).absolute()
+    with suppress(OSError):
+        there = next(one for one in (directory, *directory.parents) if one.exists())
+        if not there.is_dir():
+            raise InvalidSettingError("--data", f"{there} is not a directory; name another one")
     return directory
 
 
@@ -244,6 +255,9 @@ def _named_address(data: Path) -> str:
         problem = "has no address of a service"
     except FileNotFoundError:
         problem = "does not exist"
+    except NotADirectoryError:
+        problem = f"{data} is not a directory; name the service's"
+        raise InvalidSettingError("--data", problem) from None
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     start = f"headgate up --data {shlex.quote(str(data))}"
@@ -523,7 +537,7 @@ def sqlite_store(settings: Settings, data: Path | None, *, does: str) -> Path:
         raise InvalidSettingError("store.url", problem)
     if settings.store.url == "memory:":
         raise InvalidSettingError("store.url", f"a store in memory has nothing to {does}")
-    return sqlite_file(settings, (data or data_directory()).absolute())
+    return sqlite_file(settings, chosen_directory(data))
 
 
 def own_files(store: Path, data: Path | None) -> list[Path]:
