@@ -17,8 +17,8 @@ import pytest
 
 from cli.said import Command, Said
 from headgate.cli.main import COMMANDS, cli, run
-from headgate.cli.output import drawn_table
-from headgate.cli.task_view import HEADER
+from headgate.cli.output import drawn_table, fitting_columns
+from headgate.cli.task_view import HEADER, SPARE
 from service.support import ECHO_TARGET, SLOW_TARGET, ServiceProcess, running_service, wait_until
 
 SETTINGS = f"""{ECHO_TARGET}{SLOW_TARGET}
@@ -429,6 +429,44 @@ def test_a_table_in_a_narrow_terminal_has_ids_that_can_be_copied(headgate: Comma
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(drawn_table("Tasks", HEADER, rows, whole=("task",)))
     assert task in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (60, "task state created"),
+        (80, "task state agent created"),
+        (100, "task state agent created error"),
+        (120, "task state agent action created error"),
+        (200, "task state agent project action created took error"),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_one_line_for_each_task(
+    width: int, columns: str
+) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    task = "tsk_01m7fs2skb2415wvpawg4jr96h"
+    rows = [
+        (task, "done", "coder-1", "default", "run", "12 min ago", "3.2 s", ""),
+        (
+            task,
+            "failed",
+            "claude-code-worker-2",
+            "evals",
+            "chat/completions",
+            "3 h ago",
+            "",
+            "e" * 60,
+        ),
+    ]
+    console = Console(width=width, record=True, file=io.StringIO())
+    header, shown = fitting_columns(HEADER, rows, SPARE, width)
+    assert header == columns.split()
+    console.print(drawn_table("Tasks", header, shown, whole=("task",)))
+    lines = console.export_text().splitlines()
+    assert sum(line.startswith("│") for line in lines) == len(rows)
+    assert max(map(len, lines)) <= width
 
 
 def test_watch_tells_of_one_task_until_it_has_ended(headgate: Command) -> None:

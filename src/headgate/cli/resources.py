@@ -80,7 +80,6 @@ class Noun(NamedTuple):
             advice = self.advice.format(name=name)
             raise unknown_name(self.name, name, known, advice) from None
 
-
     def tell_unknown(self, client: SyncClient, name: str) -> None:
         """Say on standard error that a filter names nothing that there is, and what may be meant.
 

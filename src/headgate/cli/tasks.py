@@ -100,7 +100,7 @@ def tasks(
         if as_json:
             print_json_lines(shown)
         else:
-            from headgate.cli.task_view import HEADER, row_of  # noqa: PLC0415
+            from headgate.cli.task_view import HEADER, SPARE, row_of  # noqa: PLC0415
 
             print_tables(
                 "Tasks",
@@ -108,6 +108,7 @@ def tasks(
                 map(row_of, shown),
                 empty=f"No tasks at {client.url}",
                 whole=("task",),
+                spare=SPARE,
             )
         if not is_all:
             tell_more(found, limit)
