@@ -31,6 +31,7 @@ from headgate.api.slots import known_closures, shown_closures
 from headgate.api.submission import check_unknown
 from headgate.core.dispatch_state import LaneStats
 from headgate.core.retention import StoreSize
+from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.core.text import named_like
 from headgate.engine.history import RECENT_SECONDS, Step
 from headgate.metrics import CONTENT_TYPE
@@ -83,19 +84,19 @@ def _stopped(api: Api, caller: Caller) -> Iterator[StoppedBody]:
     for project_id, project in settings.projects.items():
         is_own = caller.agent_id is None and caller.project_id == project_id
         if is_all or is_own:
-            yield from _if_stopped("project", project_id, project.status.value)
+            yield from _if_stopped("project", project_id, project.status)
     for agent_id, agent in settings.agents.items():
         if is_all or caller.agent_id == agent_id:
-            yield from _if_stopped("agent", agent_id, agent.status.value)
+            yield from _if_stopped("agent", agent_id, agent.status)
     for name, target in settings.targets.items() if is_all else ():
-        yield from _if_stopped("target", name, target.status.value)
+        yield from _if_stopped("target", name, target.status)
 
 
 def _if_stopped(
-    kind: Literal["project", "agent", "target"], name: str, status: str
+    kind: Literal["project", "agent", "target"], name: str, status: ProjectStatus | Standing
 ) -> Iterator[StoppedBody]:
-    if status == "paused" or status == "draining":  # noqa: PLR1714 - narrows the type
-        yield StoppedBody(kind=kind, name=name, status=status)
+    if status.value in ("paused", "draining"):
+        yield StoppedBody(kind=kind, name=name, status=status.value)
 
 
 def store_body(size: StoreSize | None) -> StoreBody | None:

@@ -44,10 +44,10 @@ from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
 from headgate.api.shares import Holder, Pool, check_room
 from headgate.api.submission import excerpt
+from headgate.budgets.tracker import FRESH_SECONDS
 from headgate.config.settings import GatewaySettings, Settings
 from headgate.core import estimates
 from headgate.core.budgets.ledger import Refused, Unit
-from headgate.budgets.tracker import FRESH_SECONDS
 from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import charged_by
@@ -1083,7 +1083,7 @@ class Gateway:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
         return Sender(who, keys, caller, headers, request.holder, reserve, warning=warning)
 
-    async def _scope_warning(self, caller: Caller, scopes: Sequence[Scope]) -> bytes:
+    async def _scope_warning(self, caller: Caller, scopes: list[Scope]) -> bytes:
         """Return a warning about budgets that nobody has defined, most likely typing errors.
 
         What was found is kept for a while, so that not every call looks for a nearest name.
