@@ -10,7 +10,7 @@ from api.asgi_client import answer_of
 from dashboard.browser import serving, submit, until
 from dashboard.test_login import token_of
 from headgate.api import status
-from headgate.storage.tokens import Bounds
+from headgate.storage.tokens import UNBOUND, Bounds
 
 PAUSED = """
 [scheduler]
@@ -38,6 +38,43 @@ command = ["sleep", "60"]
 kill_grace_seconds = 0.1
 default = true
 """
+
+
+STOPPED = """
+[projects.evals]
+status = "paused"
+[projects.search]
+status = "draining"
+[projects.old]
+status = "archived"
+[agents.a]
+status = "draining"
+[agents.b]
+status = "paused"
+[agents.c]
+[targets.echo]
+kind = "command"
+command = ["cat"]
+status = "paused"
+"""
+
+
+@pytest.mark.parametrize(
+    ("bounds", "names"),
+    [
+        (UNBOUND, ["evals", "search", "a", "b", "echo"]),
+        (Bounds(project_id="search"), ["search"]),
+        (Bounds(agent_id="b"), ["b"]),
+        (Bounds(agent_id="b", project_id="search"), ["b"]),
+    ],
+)
+async def test_stats_name_what_is_paused_or_drains_and_is_ones_own(
+    tmp_path: Path, bounds: Bounds, names: list[str]
+) -> None:
+    async with serving(tmp_path, STOPPED) as (service, app):
+        headers = {"authorization": f"Bearer {await token_of(service, 'read', bounds=bounds)}"}
+        stats = (await answer_of(app, "GET", "/scheduler/stats", headers=headers)).json
+        assert [one["name"] for one in stats["stopped"]] == names
 
 
 async def test_tasks_of_a_paused_project_wait_and_are_not_ready(tmp_path: Path) -> None:

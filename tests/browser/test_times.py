@@ -55,6 +55,19 @@ def test_a_filter_by_time_is_filled_in_local_and_sent_in_utc(visitor: Visitor) -
     expect(page.get_by_label("Submitted since (E")).to_have_value("2026-01-31T07:30")
 
 
+def test_fractions_of_a_second_stay(visitor: Visitor) -> None:
+    page = visitor("/ui/tasks", **BERLIN)
+    shown = page.evaluate(
+        """() => {
+             const one = document.body.appendChild(document.createElement("p"));
+             one.textContent = "2026-01-31 12:00:01.250 UTC";
+             document.dispatchEvent(new CustomEvent("htmx:afterSettle", {detail: {target: one}}));
+             return one.textContent;
+           }"""
+    )
+    assert shown == "2026-01-31 13:00:01.250 CET"
+
+
 def test_in_utc_nothing_is_written_anew(visitor: Visitor, live: Live) -> None:
     task = live.service.submit()
     live.service.wait_for(task, "done")

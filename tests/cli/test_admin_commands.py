@@ -15,10 +15,14 @@ from pathlib import Path
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from cli.said import Command, Said
+from cli.top.test_rows import stats
 from headgate import SyncClient
+from headgate.api.schema.tasks import StoppedBody
 from headgate.cli.main import run
+from headgate.cli.stats import held_back
 from headgate.storage.data_lock import hold_directory, is_held
 from service.support import ECHO_TARGET, ServiceProcess, running_service
 
@@ -133,6 +137,32 @@ def test_the_service_is_paused_and_resumed(admin: Command) -> None:
     assert "paused" not in admin("stats").out
 
 
+def test_a_new_agent_is_said_to_be_new_with_the_nearest_and_how_to_remove_it(
+    admin: Command,
+) -> None:
+    first = admin("agent", "set", "reviewer", "--capacity", "2")
+    assert first.out.startswith("Added agent reviewer at http")
+    typo = admin("agent", "set", "reviwer", "--capacity", "3", "--accepts-open")
+    assert typo.out.startswith("Added agent reviwer at http")
+    remove = "headgate agent set reviwer --reset capacity --reset accepts-open removes it again."
+    assert typo.err == f"headgate: reviwer is a new agent; did you mean reviewer? {remove}\n"
+    again = admin("agent", "set", "reviwer", "--reset", "capacity", "--reset", "accepts-open")
+    assert (again.code, again.err) == (0, "")
+    assert admin("agent", "show", "reviwer").code == 2
+    assert admin("agent", "set", "reviwer", "--reset", "capacity").code == 2
+    known = admin("agent", "set", "reviewer", "--capacity", "4")
+    assert known.out.startswith("Changed agent reviewer at http")
+    assert known.err == ""
+    admin("agent", "set", "reviewer", "--reset", "capacity")
+
+
+def test_stats_name_few_of_many_that_are_paused() -> None:
+    stopped = [StoppedBody(kind="agent", name=f"a{n}", status="paused") for n in range(13)]
+    (line,) = held_back(replace(stats(done=0), stopped=stopped))
+    assert line.startswith("Paused: agent a0, agent a1, ")
+    assert line.endswith(", agent a9 and 3 more.")
+
+
 THINGS = [("project", "evals"), ("agent", "coder"), ("target", "echo")]
 
 
@@ -146,8 +176,10 @@ def test_one_thing_is_paused_drained_and_resumed(admin: Command, noun: str, name
         f"headgate {noun} resume {name} ends this.\n"
     )
     assert admin(noun, "show", name, "--json").json["status"] == "paused"
+    assert admin("stats").out.splitlines()[0] == f"Paused: {noun} {name}."
     drained = f"{title} drains: it accepts no new tasks and finishes those it has.\n"
     assert admin(noun, "drain", name).out == drained
+    assert admin("stats").out.splitlines()[0] == f"Draining: {noun} {name}."
     assert admin(noun, "resume", name).out == f"{title} is active.\n"
     assert "status" in admin(noun, "show", name).out
     assert name in admin(noun, "list").out
@@ -183,6 +215,7 @@ def test_an_unknown_name_is_answered_with_those_that_there_are(
 
 
 def test_an_agent_that_nobody_knows_is_not_paused_by_mistake(admin: Command) -> None:
+    admin("agent", "set", "coder", "--capacity", "2")
     refused = admin("agent", "pause", "kodar")
     assert (refused.code, refused.out) == (2, "")
     assert "There is no agent kodar;" in refused.err

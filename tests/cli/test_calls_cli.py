@@ -204,6 +204,12 @@ def test_a_wrong_option_is_named(headgate: Command, arguments: tuple[str, str]) 
 
 def test_usage_is_summed_up_by_key(headgate: Command) -> None:
     (row,) = headgate("usage", "--by", "slot", "--json").json["rows"]
+    today = datetime.now(UTC).date().isoformat()
+    for since in ("2h", "1d", today, f"{today}T00:00:00Z"):
+        recent = headgate("usage", "--by", "slot", "--since", since, "--json")
+        assert recent.json["rows"] == [row]
+    wrong = headgate("usage", "--since", "yesterday")
+    assert (wrong.code, wrong.err.count("\n")) == (2, 1)
     assert (row["key"], row["calls"], row["attempts"]) == ("work", len(CALLS), 0)
     assert "calls" in headgate("usage").out.splitlines()[1].split()
 

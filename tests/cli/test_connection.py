@@ -12,7 +12,7 @@ from client.scripted_server import response, scripted
 from headgate.cli.connection import Connection, accepted_service, connect
 from headgate.cli.main import run
 from headgate.cli.run_session import found_address
-from headgate.errors import InvalidSettingError
+from headgate.errors import InvalidSettingError, NotAllowedError
 from headgate.storage.data_lock import announce, hold_directory
 from headgate.workflow.run_record import RunOptions
 
@@ -71,8 +71,67 @@ def test_the_token_of_this_machine_is_not_sent_to_another_one(home: Path) -> Non
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_a_token_that_others_can_read_is_not_used(home: Path, mode: int) -> None:
     write_token(home, mode)
-    with pytest.raises(InvalidSettingError, match="others may read"), connect(Connection()):
-        pass
+    assert sent_token(Connection()) == ""
+    with pytest.raises(InvalidSettingError, match="others may read"):
+        sent_token(Connection(data=home))
+
+
+BAD_FILES = [
+    (b"two words\n", 0o600, "has no token: it must be one word of printable ASCII characters"),
+    (b"\xff\xfe\x00\n", 0o600, "has no token: it must be one word of printable ASCII characters"),
+    (b"from-the-file\n", 0o644, "others may read"),
+]
+
+
+@pytest.mark.parametrize(("content", "mode", "problem"), BAD_FILES)
+def test_a_bad_token_file_that_nobody_named_stops_no_command(
+    home: Path, content: bytes, mode: int, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "token").write_bytes(content)
+    (home / "token").chmod(mode)
+    with scripted(READY, READY) as server, connect(Connection(url=server.url)) as client:
+        for _ in range(2):
+            client.ready()
+        assert server.headers("authorization") == ["", ""]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("headgate: warning: ")
+    assert str(home / "token") in said
+    assert problem in said
+    assert "--data" in said
+
+
+@pytest.mark.parametrize(("content", "mode", "problem"), BAD_FILES)
+@pytest.mark.parametrize("is_named", [False, True])
+def test_a_bad_token_file_is_named_where_a_token_is_needed(
+    home: Path,
+    content: bytes,
+    mode: int,
+    problem: str,
+    is_named: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (home / "token").write_bytes(content)
+    (home / "token").chmod(mode)
+    named = ["--data", str(home)] if is_named else []
+    with scripted(REFUSED) as server:
+        assert run(["tasks", "--url", server.url, *named]) == (2 if is_named else 4)
+        assert len(server.requests) == (0 if is_named else 1)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(home / "token") in said
+    assert problem in said
+
+
+def test_what_talks_to_a_service_for_long_names_a_bad_token_file(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_token(home, 0o644)
+    with scripted(READY, REFUSED) as server:
+        assert accepted_service(Connection(url=server.url)) == (server.url, None)
+        assert "others may read" in capsys.readouterr().err
+        with pytest.raises(NotAllowedError, match="others may read"):
+            accepted_service(Connection(url=server.url))
 
 
 def test_without_a_token_the_refusal_says_where_one_is_looked_for(
@@ -205,8 +264,19 @@ def test_why_repeats_the_id_that_a_service_does_not_know_and_its_address(
 def test_a_file_is_not_taken_for_a_data_directory(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["tasks", "--data", str(home / "token")]) == 3
-    assert f"{home / 'token'} cannot be read (Not a directory); " in capsys.readouterr().err
+    for command in ("tasks", "runs", "up", "runs show last", "token create x --offline"):
+        for data in (home / "token", home / "token" / "data"):
+            assert run([*command.split(), "--data", str(data)]) == 2
+            assert " is not a directory; name " in capsys.readouterr().err
+
+
+def test_a_usual_directory_that_cannot_be_made_is_a_wrong_setting(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "token"))
+    for command in ("runs", "up"):
+        assert run([command]) == 2
+        assert "the directory cannot be made: " in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every directory")

@@ -19,6 +19,7 @@ from headgate.cli.run_progress import (
     print_rows,
     print_steps,
     resume_command,
+    truncated_text,
 )
 from headgate.workflow.backend import TaskState
 from headgate.workflow.report import RunState, StepRow, StepState
@@ -159,6 +160,35 @@ def test_the_way_on_names_the_directory_where_it_is_not_the_usual_one(
     usual = tmp_path / "headgate"
     assert resume_command("r", usual) == "headgate run --resume r"
     assert resume_command("r", Path("my data")) == "headgate run --resume r --data 'my data'"
+
+
+@pytest.mark.parametrize(
+    ("counts", "line"),
+    [
+        ((0, 0), ""),
+        ((1, 0), "warning: 1 answer was truncated at max_tokens; raise max_tokens of s0"),
+        (
+            (1_200, 3),
+            "warning: 1,203 answers were truncated at max_tokens; raise max_tokens of s0, s1",
+        ),
+        (
+            (1, 1, 1, 1, 1),
+            (
+                "warning: 5 answers were truncated at max_tokens; raise max_tokens of s0, s1, s2 "
+                "and 2 more"
+            ),
+        ),
+    ],
+)
+def test_truncated_answers_are_counted_with_what_to_raise(
+    counts: tuple[int, ...], line: str
+) -> None:
+    whole = report(state=RunState.DONE)
+    steps = [
+        replace(whole.steps[0], step=f"s{number}", truncated=count)
+        for number, count in enumerate(counts)
+    ]
+    assert truncated_text(replace(whole, steps=tuple(steps))) == line
 
 
 def test_what_nobody_priced_is_marked_in_both_tables(capsys: pytest.CaptureFixture[str]) -> None:

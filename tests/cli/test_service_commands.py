@@ -17,8 +17,8 @@ import pytest
 
 from cli.said import Command, Said
 from headgate.cli.main import COMMANDS, cli, run
-from headgate.cli.output import drawn_table
-from headgate.cli.task_view import HEADER
+from headgate.cli.output import drawn_table, fitting_columns
+from headgate.cli.task_view import HEADER, SPARE
 from service.support import ECHO_TARGET, SLOW_TARGET, ServiceProcess, running_service, wait_until
 
 SETTINGS = f"""{ECHO_TARGET}{SLOW_TARGET}
@@ -188,6 +188,27 @@ def test_tasks_are_listed_filtered_and_counted(headgate: Command) -> None:
     assert table[1].split()[:2] == ["task", "state"]
     assert len(table) == 7
     assert headgate("tasks", "--agent", "nobody").out.startswith("No tasks at http://")
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "line"),
+    [
+        ("--project", "of", "there is no project of now; did you mean off?"),
+        ("--target", "slwo", "there is no target slwo now; did you mean slow?"),
+        (
+            "--agent",
+            "nobody",
+            "there is no agent nobody now; headgate agent list shows those that there are",
+        ),
+    ],
+)
+def test_a_filter_that_names_nothing_is_answered_with_the_nearest_name(
+    headgate: Command, option: str, name: str, line: str
+) -> None:
+    for more in ((), ("--json",), ("--all",)):
+        said = headgate("tasks", option, name, *more)
+        assert (said.code, said.err) == (0, f"headgate: {line}\n")
+    assert headgate("tasks", "--project", "off", "--label", "no=one").err == ""
 
 
 def test_why_tells_reasons_with_times(headgate: Command) -> None:
@@ -408,6 +429,44 @@ def test_a_table_in_a_narrow_terminal_has_ids_that_can_be_copied(headgate: Comma
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(drawn_table("Tasks", HEADER, rows, whole=("task",)))
     assert task in console.export_text()
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (60, "task state created"),
+        (80, "task state agent created"),
+        (100, "task state agent created error"),
+        (120, "task state agent action created error"),
+        (200, "task state agent project action created took error"),
+    ],
+)
+def test_a_narrow_terminal_has_fewer_columns_and_one_line_for_each_task(
+    width: int, columns: str
+) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    task = "tsk_01m7fs2skb2415wvpawg4jr96h"
+    rows = [
+        (task, "done", "coder-1", "default", "run", "12 min ago", "3.2 s", ""),
+        (
+            task,
+            "failed",
+            "claude-code-worker-2",
+            "evals",
+            "chat/completions",
+            "3 h ago",
+            "",
+            "e" * 60,
+        ),
+    ]
+    console = Console(width=width, record=True, file=io.StringIO())
+    header, shown = fitting_columns(HEADER, rows, SPARE, width)
+    assert header == columns.split()
+    console.print(drawn_table("Tasks", header, shown, whole=("task",)))
+    lines = console.export_text().splitlines()
+    assert sum(line.startswith("│") for line in lines) == len(rows)
+    assert max(map(len, lines)) <= width
 
 
 def test_watch_tells_of_one_task_until_it_has_ended(headgate: Command) -> None:

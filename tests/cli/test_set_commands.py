@@ -53,7 +53,7 @@ def test_a_slot_is_set_and_drained(admin: Command) -> None:
         "Slot work takes any number of tasks and calls at a time.\n"
     )
     assert admin("slot", "drain", "work").out == (
-        "Slot work drains: it starts nothing more, and what runs with its key finishes. "
+        "Slot work is paused: nothing is sent with its key; what runs with it finishes. "
         "headgate slot resume work ends this.\n"
     )
     assert admin("slot", "show", "work", "--json").json["state"] == "paused"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
@@ -490,13 +491,7 @@ async def test_two_clients_of_a_service_have_two_budgets_unless_they_name_one(
 
 async def test_a_bound_token_has_its_budget_within_its_own(sdk: Sdk, tmp_path: Path) -> None:
     async with gateway_service(tmp_path, "[projects.evals]\n") as gateway:
-        permissions: tuple[Permission, ...] = ("read", "submit")
-        bounds = Bounds(project_id="evals")
-        new = new_token(
-            name=secrets.token_hex(4), permissions=permissions, now=time.time(), bounds=bounds
-        )
-        await gateway.service.api.tokens.add(new.kept)
-        client = at_service(sdk, gateway, budget_usd=5, token=new.text)
+        client = at_service(sdk, gateway, budget_usd=5, token=await bound_token(gateway))
         assert await sdk.ask(client) == BILLED_TEXT
         await sdk.close(client)
         call = await gateway.latest()
@@ -505,6 +500,49 @@ async def test_a_bound_token_has_its_budget_within_its_own(sdk: Sdk, tmp_path: P
         with pytest.raises(NotAllowedError):
             await sdk.ask(stranger)
         await sdk.close(stranger)
+
+
+async def test_first_calls_at_the_same_time_have_one_budget(sdk: Sdk, tmp_path: Path) -> None:
+    # The service needs threads as well while all callers of a client without asyncio hold theirs.
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=16))
+    async with gateway_service(tmp_path, "[projects.evals]\n") as gateway:
+        client = at_service(sdk, gateway, budget_usd=5, token=await bound_token(gateway))
+        texts = await asyncio.gather(*(sdk.ask(client) for _ in range(8)))
+        assert texts == [BILLED_TEXT] * 8
+        await sdk.close(client)
+        await gateway.calls.settled(seconds=10.0)
+        scopes = {scope for call in gateway.calls.latest() for scope in call.scopes}
+        own = scopes - {"project:evals"}
+        assert len(own) == 1
+        assert own.pop().count("/") == 1
+
+
+async def bound_token(gateway: GatewayService) -> str:
+    """Return a token of a service that is for one project."""
+    permissions: tuple[Permission, ...] = ("read", "submit")
+    bounds = Bounds(project_id="evals")
+    new = new_token(
+        name=secrets.token_hex(4), permissions=permissions, now=time.time(), bounds=bounds
+    )
+    await gateway.service.api.tokens.add(new.kept)
+    return new.text
+
+
+async def test_a_client_of_a_named_budget_says_what_others_have_spent(
+    sdk: Sdk, tmp_path: Path
+) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        first, second = (at_service(sdk, gateway, budget_usd=5, scope="session:a") for _ in "12")
+        assert await asyncio.to_thread(headgate.spent, first) == 0
+        await sdk.ask(first)
+        await gateway.calls.settled(seconds=10.0)
+        spent = await asyncio.to_thread(headgate.spent, first)
+        assert spent > 0
+        assert await asyncio.to_thread(headgate.spent, second) == spent
+        unnamed = at_service(sdk, gateway, budget_usd=5)
+        assert await asyncio.to_thread(headgate.spent, unnamed) == 0
+        for client in (first, second, unnamed):
+            await sdk.close(client)
 
 
 async def test_a_service_that_is_not_there_is_named(sdk: Sdk) -> None:

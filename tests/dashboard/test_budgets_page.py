@@ -202,6 +202,7 @@ async def test_a_budget_is_made_removed_and_said_by_the_file_again(tmp_path: Pat
         page, said = await browser.act("/ui/budgets/limit", fields)
         assert said.startswith("Done: the budget of team:ops is set")
         assert "Budget of team:ops" in text_of(page.body)
+        assert "earlier spending inside the new window counts" in text_of(page.body)
         made = await budget_of(app, "team:ops")
         assert (made["limitUsd"], made["limitTokens"], made["window"]) == (None, 700, "week")
         await browser.act("/ui/budgets/remove", {"scope": "session:eval"})

@@ -84,6 +84,8 @@ async def test_a_slot_is_warmed_and_its_page_tells_what_came_of_it(tmp_path: Pat
         assert again.startswith("Not done: slot work: the window is open until")
         log = text_of((await browser.get("/ui/slots/work/log")).body)
         assert "wake" in log
+        # The script for times finds them by their zone.
+        assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ UTC", log)
 
 
 async def test_a_limit_whose_reset_has_passed_is_said_to_have_ended(tmp_path: Path) -> None:

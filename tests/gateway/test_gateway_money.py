@@ -247,6 +247,54 @@ def test_who_may_ask_for_strict_calls(tmp_path: Path, where: str, is_strict: boo
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("scopes", "warning"),
+    [
+        ("session:nigthly", "did you mean session:nightly?"),
+        ("session:nightly, team:x", "Budget 'team:x' is not defined, so nothing limits it."),
+        ("session:nightly", None),
+        ("session:nightly/run:1", None),
+        ("project:a/run:1", None),
+        ("", None),
+    ],
+)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_warns_of_budgets_that_nobody_has_defined(
+    tmp_path: Path, scopes: str, warning: str | None, is_stream: bool
+) -> None:
+    async def scenario() -> None:
+        text = '[projects.a]\n[budgets."session:nightly"]\nlimit_usd = "5"\n'
+        async with gateway_service(tmp_path, text) as gateway:
+            headers = {"x-headgate-scope": scopes}
+            for _ in range(2):
+                answer = await gateway.ask(f"/p/a{CHAT}", headers=headers, is_stream=is_stream)
+                assert answer.status_code == 200, answer.text
+                said = answer.headers.get("x-headgate-warning")
+                assert (said is None) == (warning is None)
+                assert (said or "").endswith(warning or "")
+
+    asyncio.run(scenario())
+
+
+def test_a_bound_token_hears_of_its_own_budgets_alone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        text = '[projects.a]\n[agents.b]\n[budgets."session:nightly"]\nlimit_usd = "5"\n'
+        async with gateway_service(tmp_path, text) as gateway:
+            bounds = Bounds(agent_id="b")
+            new = new_token(name="t", permissions=("submit",), now=time.time(), bounds=bounds)
+            await gateway.service.api.tokens.add(new.kept)
+            for scope, line in (
+                ("agent:b", None),
+                ("agent:b/x:y", "Budget 'agent:b/x:y' is not defined, so nothing limits it."),
+            ):
+                headers = {"authorization": f"Bearer {new.text}", "x-headgate-scope": scope}
+                answer = await gateway.ask(CHAT, headers=headers)
+                assert answer.status_code == 200, answer.text
+                assert answer.headers.get("x-headgate-warning") == line
+
+    asyncio.run(scenario())
+
+
 def test_a_header_cannot_ask_for_less_care(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_service(tmp_path, budget("5", 'reserve = "strict"')) as gateway:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -114,6 +115,32 @@ async def test_a_run_on_a_service_asks_what_a_run_here_asks(tmp_path: Path) -> N
         first, second, third, fourth = gateway.upstream.requests
         # The second of each was filled with the answer to the first.
         assert (first.fields, second.fields) == (third.fields, fourth.fields)
+
+
+@pytest.mark.parametrize("is_on_service", [False, True])
+async def test_truncated_answers_are_told_at_the_end_and_later(
+    tmp_path: Path, *, is_on_service: bool
+) -> None:
+    async with service(tmp_path) as gateway:
+        keys = {
+            "OPENAI_BASE_URL": gateway.upstream.openai_url,
+            "OPENAI_API_KEY": ENVIRON["O_KEY"],
+            "ANTHROPIC_BASE_URL": gateway.upstream.url,
+            "ANTHROPIC_API_KEY": ENVIRON["A_KEY"],
+        }
+        text = ASKING.replace("max_tokens: 50", "max_tokens: 2")
+        options = ("--server", address(gateway)) if is_on_service else ()
+        folder = tmp_path / "run"
+        end = await run(folder, text, *options, **({} if is_on_service else keys))
+        assert end.code == EXIT_DONE, end
+        warning = "warning: 2 answers were truncated at max_tokens; raise max_tokens of ask, again"
+        assert warning in end.stderr
+        commands = Commands(folder, **NO_KEYS)
+        show = ("runs", "show", "last", "--data", str(commands.data))
+        shown = await asyncio.to_thread(commands.call, *show)
+        assert warning in shown.stdout
+        shown = await asyncio.to_thread(commands.call, *show, "--json")
+        assert [step["truncated"] for step in json.loads(shown.stdout)["steps"]] == [1, 1]
 
 
 async def test_a_model_that_only_the_service_knows_needs_no_price_here(tmp_path: Path) -> None:

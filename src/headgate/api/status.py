@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from operator import attrgetter
+from typing import Literal
 
 import msgspec
 
@@ -22,12 +24,14 @@ from headgate.api.schema.tasks import (
     ReadyBody,
     RecentBody,
     StatsBody,
+    StoppedBody,
     StoreBody,
 )
 from headgate.api.slots import known_closures, shown_closures
 from headgate.api.submission import check_unknown
 from headgate.core.dispatch_state import LaneStats
 from headgate.core.retention import StoreSize
+from headgate.core.snapshot import ProjectStatus, Standing
 from headgate.core.text import named_like
 from headgate.engine.history import RECENT_SECONDS, Step
 from headgate.metrics import CONTENT_TYPE
@@ -36,6 +40,7 @@ from headgate.storage.store import LaneCount, Totals
 OK = 200
 ROUND_DIGITS = 3
 MAX_AGENTS = 200
+MAX_STOPPED = 100
 OTHER_AGENTS = "other"
 """Beyond the busiest agents, all others are counted as one."""
 
@@ -65,11 +70,33 @@ async def stats_body(api: Api, caller: Caller) -> StatsBody:
         metrics=_metrics(totals),
         config=api.limits,
         paused=api.is_paused,
+        stopped=list(islice(_stopped(api, caller), MAX_STOPPED)),
         closures=None if caller.is_bound else len(shown_closures(await known_closures(api))),
         recent=_recent_body(recent_step(api, caller)),
         store=None if caller.is_bound else store_body(api.engine.reaper.size),
         calls=live_counts(api, caller),
     )
+
+
+def _stopped(api: Api, caller: Caller) -> Iterator[StoppedBody]:
+    """Give what is paused or drains, as far as it is one's own."""
+    settings, is_all = api.config.settings, not caller.is_bound
+    for project_id, project in settings.projects.items():
+        is_own = caller.agent_id is None and caller.project_id == project_id
+        if is_all or is_own:
+            yield from _if_stopped("project", project_id, project.status)
+    for agent_id, agent in settings.agents.items():
+        if is_all or caller.agent_id == agent_id:
+            yield from _if_stopped("agent", agent_id, agent.status)
+    for name, target in settings.targets.items() if is_all else ():
+        yield from _if_stopped("target", name, target.status)
+
+
+def _if_stopped(
+    kind: Literal["project", "agent", "target"], name: str, status: ProjectStatus | Standing
+) -> Iterator[StoppedBody]:
+    if status.value in ("paused", "draining"):
+        yield StoppedBody(kind=kind, name=name, status=status.value)
 
 
 def store_body(size: StoreSize | None) -> StoreBody | None:

@@ -1,4 +1,4 @@
-"""The client of commands: it goes on without a token file that a service on loopback rejects.
+"""The client of commands: it goes on without a token file that is wrong where no token is needed.
 
 A data directory keeps the token of one service, and another may run on this machine. Rule: only a
 token that was read from a file is left out, only on loopback, and only if the service then answers:
@@ -33,10 +33,13 @@ class CommandTransport(SyncTransport):
         )
         self._service = service
         self.is_without_token = False
+        self._has_warned = False
 
     def send(self, call: Call[Any]) -> Response:
         """Return what comes back, if need be to the same request without a token."""
         response = super().send(call)
+        if response.status != UNAUTHORIZED:
+            self._warn_of_file()
         if response.status != UNAUTHORIZED or not self._may_leave_out:
             return response
         kept, self._headers = self._headers, headers_of(None)
@@ -52,7 +55,9 @@ class CommandTransport(SyncTransport):
     ) -> Generator[Message, None, None]:
         """Give the messages of a stream, if need be of one that was asked for without a token."""
         try:
-            yield from super().stream(call, until=until)
+            for message in super().stream(call, until=until):
+                self._warn_of_file()
+                yield message
         except NotAllowedError as error:
             # A stream is refused before its first message, so none comes twice.
             if error.status != UNAUTHORIZED or not self._may_leave_out:
@@ -77,9 +82,18 @@ class CommandTransport(SyncTransport):
 
     def _leave_out(self) -> None:
         self.is_without_token = True
-        line = f"this service does not recognise the token in {self._service.origin}"
-        advice = "going on without it (--data names the directory of another service)"
-        click.echo(printable(f"headgate: warning: {line}; {advice}"), err=True)
+        _warn(f"this service does not recognise the token in {self._service.origin}")
+
+    def _warn_of_file(self) -> None:
+        """Say once why the token in the file is not used, where none is needed."""
+        if self._service.problem and not self._has_warned:
+            self._has_warned = True
+            _warn(self._service.problem)
+
+
+def _warn(problem: str) -> None:
+    advice = "going on without it (--data names the directory of another service)"
+    click.echo(printable(f"headgate: warning: {problem}; {advice}"), err=True)
 
 
 class CommandClient(SyncClient):

@@ -4,7 +4,7 @@ The token is that of `--token`, of HEADGATE_TOKEN, or of the file `token` in the
 Rule: the file is the key to the service of its directory. It is sent to no other one unless
 `--data` names it, and it is not used when others can read it. A directory that no service has used
 yet does not say whose the file is: then it is sent to this machine alone, and a service that needs
-no token is asked without one where the file is not its own.
+no token is asked without one where the file is not its own, or not to be used.
 
 Rule: a directory that `--data` names is asked for its own service, or none: a misspelt one must not
 change what another service has.
@@ -25,7 +25,6 @@ import click
 
 from headgate.errors import (
     InvalidSettingError,
-    LedgerUnavailableError,
     NotAllowedError,
     ServiceError,
     ServiceUnavailableError,
@@ -54,8 +53,20 @@ def data_directory() -> Path:
         directory.mkdir(mode=_OWNER_FOLDER, exist_ok=True)
     except (OSError, RuntimeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        problem = f"the data directory cannot be made: {reason}; set XDG_DATA_HOME or give --url"
-        raise LedgerUnavailableError(problem) from None
+        problem = (
+            f"the directory cannot be made: {reason}; name one, set XDG_DATA_HOME or give --url"
+        )
+        raise InvalidSettingError("--data", problem) from None
+    return directory
+
+
+def chosen_directory(data: Path | None) -> Path:
+    """Return the whole path of a data directory; a file at its place or above it is refused."""
+    directory = (data or data_directory()).absolute()
+    with suppress(OSError):
+        there = next(one for one in (directory, *directory.parents) if one.exists())
+        if not there.is_dir():
+            raise InvalidSettingError("--data", f"{there} is not a directory; name another one")
     return directory
 
 
@@ -146,12 +157,16 @@ def connect(
 
 
 class FoundService(NamedTuple):
-    """The address of a service, the token for it, and where that was read."""
+    """The address of a service, the token for it, and where that was read.
+
+    `problem` says why the file that nobody named is not used, if there is one.
+    """
 
     address: Address
     token: str | None = None
     origin: str = ""
     is_from_file: bool = False
+    problem: str = ""
 
     @property
     def url(self) -> str:
@@ -176,11 +191,27 @@ def find_service(connection: Connection) -> FoundService:
     if token is not None:
         return FoundService(address, token, "--token" if connection.token else TOKEN_VARIABLE)
     path = _token_path(connection.data, address)
-    content = None if path is None else read_private_file(path)
-    token = None if content is None else token_of(content.decode("ascii", "replace"))
+    try:
+        token = None if path is None else _token_in(path)
+    except InvalidSettingError as error:
+        if connection.data is not None:
+            raise
+        return FoundService(address, problem=error.problem)
     if token is None:
         return FoundService(address)
     return FoundService(address, token, str(path), is_from_file=True)
+
+
+def _token_in(path: Path) -> str | None:
+    """Return the token in a file; None if there is none."""
+    from headgate.client.requests import token_of  # noqa: PLC0415
+
+    content = read_private_file(path)
+    try:
+        return None if content is None else token_of(content.decode("ascii", "replace"))
+    except InvalidSettingError as error:
+        problem = f"{path} has no token: it {error.problem}"
+        raise InvalidSettingError("token", problem) from None
 
 
 def accepted_service(connection: Connection) -> tuple[str, str | None]:
@@ -189,12 +220,15 @@ def accepted_service(connection: Connection) -> tuple[str, str | None]:
     A token that may be left out is tried once, so that it is left out from the beginning.
     """
     service = find_service(connection)
-    if not service.may_do_without:
+    if not service.may_do_without and not service.problem:
         return service.url, service.token
     with connect(connection, retries=0) as client:
-        # Whatever else is wrong, whoever talks to the service will say it.
-        with suppress(ServiceError):
+        try:
             client.request("GET", "/projects", response_type=bytes)
+        except ServiceError as error:
+            # Whatever else is wrong, whoever talks to the service will say it.
+            if service.problem and isinstance(error, NotAllowedError):
+                raise
         return service.url, None if client.is_without_token else service.token
 
 
@@ -202,6 +236,8 @@ def _login_line(error: NotAllowedError, service: FoundService) -> str:
     """Say which token was refused, where it came from, and what to do."""
     if error.code != "unauthorized":
         return str(error)
+    if service.problem:
+        return f"Login failed: {error}. The token file is not used: {service.problem}."
     if not service.token:
         return f"Login failed: {error}; {_NO_TOKEN}"
     advice = "Name the service's directory with --data, or give --token."
@@ -219,6 +255,9 @@ def _named_address(data: Path) -> str:
         problem = "has no address of a service"
     except FileNotFoundError:
         problem = "does not exist"
+    except NotADirectoryError:
+        problem = f"{data} is not a directory; name the service's"
+        raise InvalidSettingError("--data", problem) from None
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
     start = f"headgate up --data {shlex.quote(str(data))}"
@@ -498,7 +537,7 @@ def sqlite_store(settings: Settings, data: Path | None, *, does: str) -> Path:
         raise InvalidSettingError("store.url", problem)
     if settings.store.url == "memory:":
         raise InvalidSettingError("store.url", f"a store in memory has nothing to {does}")
-    return sqlite_file(settings, (data or data_directory()).absolute())
+    return sqlite_file(settings, chosen_directory(data))
 
 
 def own_files(store: Path, data: Path | None) -> list[Path]:

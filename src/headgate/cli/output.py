@@ -29,6 +29,8 @@ FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 TABLE_ROWS = 500
 NARROW_COLUMNS = 40
 WIDEST_COLUMNS = 10_000
+CELL_FRAME = 3
+LEAST_TEXT = 16
 
 
 def is_terminal(file: TextIO | None = None) -> bool:
@@ -60,13 +62,20 @@ def print_table(
     rows: Sequence[Row],
     *,
     whole: Row = (),
+    spare: Row = (),
     file: TextIO | None = None,
 ) -> None:
-    """Write one table with its title; columns that are named in `whole` are not broken."""
+    """Write one table with its title; columns that are named in `whole` are not broken.
+
+    Where a terminal is too narrow for a row on one line, columns of `spare` are left out, the first
+    of them first.
+    """
     if is_terminal(file):
         from rich.console import Console  # noqa: PLC0415  rich is slow to import, and unused in a pipe
 
-        console, table = Console(file=file), drawn_table(title, header, rows, whole=whole)
+        console = Console(file=file)
+        shown = fitting_columns(header, rows, spare, console.width) if spare else (header, rows)
+        table = drawn_table(title, *shown, whole=whole)
         unbounded = console.options.update(max_width=WIDEST_COLUMNS)
         least = console.measure(table, options=unbounded).minimum
         # Between lines there is no room here; without them it can at least be read.
@@ -76,8 +85,41 @@ def print_table(
     click.echo(plain_table(title, header, rows), file=file)
 
 
+def fitting_columns(
+    header: Row, rows: Sequence[Row], spare: Row, width: int
+) -> tuple[list[str], list[list[str]]]:
+    """Leave out columns until a row fits on one line: empty ones, then those of `spare`.
+
+    The last column of a table is a text, which is cut to what the others leave.
+    """
+    shown = [list(header), *_printable(rows)]
+    last = len(header) - 1
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    needed = [*widths[:last], min(widths[last], LEAST_TEXT)]
+    kept = [at for at, name in enumerate(header) if name not in spare or any(r[at] for r in rows)]
+    for name in spare:
+        left = width - 1 - sum(needed[at] + CELL_FRAME for at in kept)
+        if left >= 0:
+            break
+        kept = [at for at in kept if header[at] != name]
+    else:
+        left = 0
+    if last in kept:
+        most = needed[last] + left
+        for row in shown:
+            row[last] = row[last] if len(row[last]) <= most else f"{row[last][: most - 1]}…"
+    head, *lines = [[row[at] for at in kept] for row in shown]
+    return head, lines
+
+
 def print_tables(
-    title: str, header: Row, rows: Iterable[Row], *, empty: str, whole: Row = ()
+    title: str,
+    header: Row,
+    rows: Iterable[Row],
+    *,
+    empty: str,
+    whole: Row = (),
+    spare: Row = (),
 ) -> None:
     """Write a table for every few hundred rows: a long list is neither kept nor waited for."""
     left = iter(rows)
@@ -85,7 +127,7 @@ def print_tables(
     if not shown:
         click.echo(empty)
     while shown:
-        print_table(title, header, shown, whole=whole)
+        print_table(title, header, shown, whole=whole, spare=spare)
         shown = list(islice(left, TABLE_ROWS))
 
 

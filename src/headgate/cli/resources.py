@@ -7,7 +7,7 @@ know is answered with those that it knows, and with how to add one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
@@ -16,8 +16,13 @@ import msgspec
 from headgate.cli.completion import AGENT, MODEL, PROJECT, SLOT, TARGET, ServiceName
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import print_json, print_json_lines, print_table, unknown_name
-from headgate.core.text import printable
-from headgate.errors import InvalidFieldError, RequestRefusedError, ServiceError
+from headgate.core.text import did_you_mean, nearest, printable
+from headgate.errors import (
+    InvalidFieldError,
+    NotAllowedError,
+    RequestRefusedError,
+    ServiceError,
+)
 
 if TYPE_CHECKING:
     from headgate.api.schema.admin import (
@@ -74,6 +79,21 @@ class Noun(NamedTuple):
                 raise error from None
             advice = self.advice.format(name=name)
             raise unknown_name(self.name, name, known, advice) from None
+
+    def tell_unknown(self, client: SyncClient, name: str) -> None:
+        """Say on standard error that a filter names nothing that there is, and what may be meant.
+
+        Whoever may not list what there is hears nothing.
+        """
+        try:
+            known = [_name(one) for one in self.listed(client)]
+        except ServiceError:
+            return
+        if name not in known:
+            otherwise = f"headgate {self.name} list shows those that there are"
+            line = f"there is no {self.name} {name} now; "
+            line += did_you_mean(nearest(name, known), otherwise)
+            click.echo(printable(f"headgate: {line}"), err=True)
 
 
 def _name(thing: Any) -> str:  # noqa: ANN401 - any of the bodies
@@ -339,10 +359,16 @@ def set_project(
 
 
 def _print_changed(
-    client: SyncClient, noun: str, thing: ProjectBody | AgentBody | TargetBody, *, as_json: bool
+    client: SyncClient,
+    noun: str,
+    thing: ProjectBody | AgentBody | TargetBody,
+    *,
+    as_json: bool,
+    is_new: bool = False,
 ) -> None:
     if not as_json:
-        click.echo(printable(f"Changed {noun.lower()} {thing.id} at {client.url}:"))
+        done = "Added" if is_new else "Changed"
+        click.echo(printable(f"{done} {noun.lower()} {thing.id} at {client.url}:"))
     _print_one(thing, as_json=as_json)
 
 
@@ -442,8 +468,35 @@ def set_agent(
     change = given({"capacity": capacity, "type": agent_type, "accepts_open": accepts_open})
     check_given(change, reset)
     with connect(connection) as client:
+        is_new = _is_new_agent(client, name, has_change=bool(change))
         answer = client.change_agent(name, reset=[_AGENT_FIELDS[one] for one in reset], **change)
-        _print_changed(client, "Agent", answer, as_json=as_json)
+        _print_changed(client, "Agent", answer, as_json=as_json, is_new=is_new)
+        if is_new:
+            names = [one.id for one in client.list_agents().agents if one.id != name]
+            meant = did_you_mean(nearest(name, names))
+            resets = " ".join(
+                f"--reset {option}" for option, field in _AGENT_FIELDS.items() if field in change
+            )
+            remove = f"headgate agent set {name} {resets} removes it again."
+            line = f"{name} is a new agent; {meant} {remove}" if meant else remove
+            click.echo(printable(f"headgate: {line}"), err=True)
+
+
+def _is_new_agent(client: SyncClient, name: str, *, has_change: bool) -> bool:
+    """Tell whether a change adds an agent; to go back to the file with an unknown one is refused.
+
+    Whoever may change agents and not see them is told of none.
+    """
+    try:
+        with nullcontext() if has_change else AGENTS.naming_known(client, name):
+            client.get_agent(name)
+    except RequestRefusedError as error:
+        if error.code != "not_found":
+            raise
+        return True
+    except NotAllowedError:
+        pass
+    return False
 
 
 _add_verbs(agent, AGENTS, "coder-1")

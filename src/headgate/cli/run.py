@@ -166,12 +166,12 @@ def _check_service(given: dict[str, Any]) -> None:
 
 
 def _options(given: dict[str, Any]) -> RunOptions:
-    from headgate.cli.connection import data_directory  # noqa: PLC0415
+    from headgate.cli.connection import chosen_directory  # noqa: PLC0415
     from headgate.workflow.run_record import RunOptions  # noqa: PLC0415
 
     data: Path | None = given["data"]
     return RunOptions(
-        data=(data or data_directory()).absolute(),
+        data=chosen_directory(data),
         config=given["config"],
         tracker=given["budget_tracker"],
         redis_url=given["budget_redis_url"],

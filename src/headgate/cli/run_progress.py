@@ -635,13 +635,14 @@ def _note(screen: Screen) -> list[Text]:
 
 STEPS_SHOWN = 100
 FAILURES_SHOWN = 20
+TRUNCATED_SHOWN = 3
 _COUNTED = (
     *(StepState.DONE, StepState.FAILED, StepState.SKIPPED, StepState.STOPPED, StepState.NOT_RUN),
     *(StepState.RUNNING, StepState.QUEUED, StepState.WAITING),
 )
 STEPS_HEADER = (
     *("step", "runs", *(state.value for state in _COUNTED)),
-    *("duration", "attempts", "tokens", "cost", "assumed", "unpriced"),
+    *("duration", "attempts", "tokens", "cost", "assumed", "unpriced", "truncated"),
 )
 ROWS_HEADER = ("step", "state", "duration", "attempts", "tokens", "cost", "why")
 
@@ -708,6 +709,8 @@ def end_lines(
     """
     if has_failures:
         yield from _failures(report)
+    if truncated := truncated_text(report):
+        yield truncated
     for money in limited_or_used(report.money):
         yield money_text(money)
     if report.exhausted_by:
@@ -723,6 +726,19 @@ def end_lines(
     elif report.state not in (RunState.DONE, RunState.RUNNING):
         yield f"to go on: {resume}"
     yield f"kept in {folder}"
+
+
+def truncated_text(report: RunReport) -> str:
+    """Say how many answers of models were truncated, and what to raise; nothing if none was."""
+    steps = [step for step in report.steps if step.truncated]
+    if not steps:
+        return ""
+    count = sum(step.truncated for step in steps)
+    answers = "1 answer was" if count == 1 else f"{count:,} answers were"
+    names = ", ".join(step.step for step in steps[:TRUNCATED_SHOWN])
+    more = len(steps) - TRUNCATED_SHOWN
+    where = f"{names} and {more:,} more" if more > 0 else names
+    return f"warning: {answers} truncated at max_tokens; raise max_tokens of {where}"
 
 
 def _after_failures(report: RunReport, resume: str, corrected: CorrectedFile) -> Iterator[str]:
@@ -798,12 +814,15 @@ def _step_row(step: StepSummary) -> tuple[str, ...]:
         _table_money(step.micro_usd),
         _table_money(step.assumed_micro_usd),
         _count(step.unpriced),
+        _count(step.truncated),
     )
 
 
 def _run_row(row: StepRow, now: float) -> tuple[str, ...]:
     task = row.task
     why = row.why or (task.error if task is not None and task.error else "")
+    if task is not None and task.is_truncated and not why:
+        why = "answer truncated at max_tokens"
     if task is None:
         return (row.name, row.state.value, "", "", "", "", shortened(why))
     # Nobody knows how long something ran whose process was killed.

@@ -56,6 +56,7 @@ from headgate.cli.run_progress import (
     progress_here,
     resume_command,
     show_command,
+    truncated_text,
 )
 from headgate.config import load_prices, settings_file
 from headgate.config.settings import LogSettings
@@ -371,6 +372,8 @@ class Ending:
                 print_json_end(
                     report, path, exit_code=code, resume=resume, raising=raising, file=output
                 )
+                if truncated := truncated_text(report):
+                    click.echo(f"headgate: {printable(truncated)}", err=True)
             else:
                 way = way_on(record, report, resume=resume)
                 after = CorrectedFile(record.file, self._correct)

@@ -161,9 +161,9 @@ def _print_output(one: StepOutput, *, as_json: bool) -> None:
 
 
 def _directory(data: Path | None) -> Path:
-    from headgate.cli.connection import data_directory  # noqa: PLC0415
+    from headgate.cli.connection import chosen_directory  # noqa: PLC0415
 
-    return (data or data_directory()).absolute()
+    return chosen_directory(data)
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:

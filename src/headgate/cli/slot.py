@@ -431,13 +431,10 @@ Examples:
 @connection_options
 @json_option
 def drain(*, name: str, connection: Connection, as_json: bool) -> None:
-    """Drain a key slot: it starts nothing more, and what runs with its key finishes.
-
-    This is the same as a pause: tasks and calls that need the key wait.
-    """
+    """Do the same as headgate slot pause: a slot has no queue of its own to drain."""
     with _asking(connection) as client, _naming_slots(client, name):
         answer = client.disable_slot(name)
-    line = "drains: it starts nothing more, and what runs with its key finishes."
+    line = "is paused: nothing is sent with its key; what runs with it finishes."
     _print_switched(
         answer, f"{line} headgate slot resume {answer.name} ends this.", as_json=as_json
     )

@@ -21,7 +21,7 @@ import structlog
 from headgate.api.errors import ApiError, api_error_of
 from headgate.api.slots import observe_response, slot_body
 from headgate.app import SlotWork, build_slots, build_store, held_file, is_shared
-from headgate.cli.connection import data_directory
+from headgate.cli.connection import chosen_directory
 from headgate.cli.logs import configure_logs
 from headgate.cli.slot import WARM_SECONDS
 from headgate.client.local_slots import (
@@ -52,7 +52,7 @@ def run_alone(
     options = {} if store_url is None else {"store.url": store_url}
     loaded = load(Origin(path=settings_file(path), environ=os.environ, options=options))
     _check_slots(loaded)
-    directory = (data or data_directory()).absolute()
+    directory = chosen_directory(data)
     with _held(loaded.settings, directory):
         configure_logs(_logs(loaded.settings.log, as_json=as_json))
         asyncio.run(_run(loaded, directory))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 AGENTS_SHOWN = 30
+STOPPED_SHOWN = 10
 
 
 @click.command(
@@ -46,8 +47,13 @@ def stats(*, connection: Connection, as_json: bool) -> None:
 
 
 def held_back(answer: StatsBody) -> list[str]:
-    """Return what keeps tasks from starting: a pause of everything, and closures."""
+    """Return what keeps tasks from starting: pauses, what drains, and closures."""
     lines = [PAUSED] if answer.paused else []
+    for status in ("paused", "draining"):
+        names = [f"{one.kind} {one.name}" for one in answer.stopped if one.status == status]
+        if names:
+            more = f" and {len(names) - STOPPED_SHOWN} more" if names[STOPPED_SHOWN:] else ""
+            lines.append(f"{status.capitalize()}: {', '.join(names[:STOPPED_SHOWN])}{more}.")
     return lines + ([closures_line(answer.closures)] if answer.closures else [])
 
 

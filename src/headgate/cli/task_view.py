@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 
 HEADER = ("task", "state", "agent", "project", "action", "created", "took", "error")
+SPARE = ("took", "project", "action", "error", "agent")
+"""The columns that a narrow terminal does without, the first of them first."""
+
 MOST_ERROR_CHARACTERS = 60
 
 _COLOURS = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Unpack
 
 import click
@@ -92,11 +92,15 @@ def tasks(
     with connect(connection) as client:
         # One more than is shown tells whether there are more.
         found = client.iterate_tasks(**which) if is_all else _page(client, limit + 1, which)
+        first = list(islice(found, 1))
+        if not first:
+            _tell_unknown(client, which)
+        found = chain(first, found)
         shown = found if is_all else islice(found, limit)
         if as_json:
             print_json_lines(shown)
         else:
-            from headgate.cli.task_view import HEADER, row_of  # noqa: PLC0415
+            from headgate.cli.task_view import HEADER, SPARE, row_of  # noqa: PLC0415
 
             print_tables(
                 "Tasks",
@@ -104,9 +108,24 @@ def tasks(
                 map(row_of, shown),
                 empty=f"No tasks at {client.url}",
                 whole=("task",),
+                spare=SPARE,
             )
         if not is_all:
             tell_more(found, limit)
+
+
+def _tell_unknown(client: SyncClient, which: ListFilter) -> None:
+    """Say which filters name nothing that the service knows: that may be why nothing is found."""
+    from headgate.cli.resources import AGENTS, PROJECTS, TARGETS  # noqa: PLC0415
+
+    filters = (
+        (PROJECTS, which.get("project_id")),
+        (AGENTS, which.get("agent_id")),
+        (TARGETS, which.get("target")),
+    )
+    for noun, name in filters:
+        if name:
+            noun.tell_unknown(client, name)
 
 
 def _without_columns() -> str:

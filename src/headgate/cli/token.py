@@ -15,9 +15,9 @@ import msgspec
 
 from headgate.cli.connection import (
     Connection,
+    chosen_directory,
     connect,
     connection_options,
-    data_directory,
     json_option,
     write_token,
 )
@@ -271,7 +271,7 @@ def create_offline(
     from headgate.storage.data_lock import hold_store  # noqa: PLC0415
 
     settings = load_settings(settings_file(path), os.environ, {"store.url": store_url})
-    directory = (data or data_directory()).absolute()
+    directory = chosen_directory(data)
     _check_created(settings, directory)
     file = held_file(settings, directory)
     with nullcontext() if file is None else hold_store(file):

@@ -23,7 +23,7 @@ import msgspec
 
 from headgate.cli.connection import (
     TOKEN_FILE,
-    data_directory,
+    chosen_directory,
     file_lines,
     given_first_token,
     json_option,
@@ -127,7 +127,7 @@ def up(
     with _demonstration(own, is_wanted=is_demo) as demo:
         loaded = _loaded(path, given) if demo is None else _demo_loaded(demo, given)
         settings = loaded.settings
-        directory = demo.folder if demo is not None else (data or data_directory()).absolute()
+        directory = demo.folder if demo is not None else chosen_directory(data)
         with _held(settings, directory) as lock:
             _run(loaded, directory, lock, demo, as_json=as_json)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import TYPE_CHECKING
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import clock_time, has_days, print_json, print_table
+from headgate.cli.output import clock_time, has_days, past_moment, print_json, print_table
 
 if TYPE_CHECKING:
     from headgate.api.schema.tasks import UsageRowBody
@@ -17,10 +18,18 @@ GROUPINGS = ("project", "agent", "model", "slot", "day")
 _NO_KEY = "(none)"
 
 
+def _day_or_moment(text: str) -> str:
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError:
+        return past_moment(text)
+
+
 @click.command(
     epilog="""\b
 Examples:
   headgate usage
+  headgate usage --by agent --since 2h
   headgate usage --by model --since 2026-11-01
   headgate usage --by day --json | jq '.rows[] | [.key, .usd] | @tsv' -r
 """
@@ -32,8 +41,15 @@ Examples:
     show_default=True,
     help="What each row stands for.",
 )
-@click.option("--since", metavar="TIME", help="A day or a time.  [default: 30 days ago]")
-@click.option("--until", metavar="TIME", help="A day or a time.  [default: now]")
+@click.option(
+    "--since",
+    metavar="TIME",
+    type=_day_or_moment,
+    help="2h ago, a day or a time.  [default: 30 days ago]",
+)
+@click.option(
+    "--until", metavar="TIME", type=_day_or_moment, help="2h ago, a day or a time.  [default: now]"
+)
 @connection_options
 @json_option
 def usage(

@@ -10,7 +10,9 @@ hides or tries again.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import threading
 from collections.abc import Mapping
 from decimal import Decimal
 from importlib import import_module
@@ -281,6 +283,10 @@ class _Service:
             else plain_usd(to_limit_micro_usd(budget_usd, field="budget_usd"))
         )
         self._is_named = scope is not None
+        # Of concurrent first calls one creates the budget. A client may outlive its event loop.
+        self._lock = threading.Lock()
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
+        self._locks = WeakKeyDictionary()
         if budget_usd is not None and scope is None:
             self._scope = f"session:sdk-{secrets.token_hex(4)}"
         if budget_usd is not None and callable(scope):
@@ -337,8 +343,8 @@ class _Service:
         if not isinstance(self._scope, str):
             problem = "has no budget of its own; name one scope, or give budget_usd"
             raise InvalidFieldError("client", problem)
-        if self._limit_usd is not None:
-            # The first call creates the budget, and there was none yet.
+        if self._limit_usd is not None and not self._is_named:
+            # The first call creates the budget, and nobody else knows its name.
             return Decimal(0)
         with SyncClient(self.url, token=self.token) as client:
             status = client.budget_status(self._scope)
@@ -352,42 +358,37 @@ class _Service:
 
     def create_budget(self) -> None:
         """Have the service keep the budget; a token that is bound keeps it within its own."""
-        if self._limit_usd is None:
-            return
-        with SyncClient(self.url, token=self.token) as client:
-            try:
-                client.create_budget(self._budget, limit_usd=self._limit_usd)
-            except NotAllowedError as error:
-                self._check_bound(error)
-                self._move_into(client.budget_status().scope)
-                client.create_budget(self._budget, limit_usd=self._limit_usd)
-        self._limit_usd = None
+        with self._lock:
+            if self._limit_usd is None:
+                return
+            limit_usd, scope = self._limit_usd, str(self._scope)
+            with SyncClient(self.url, token=self.token) as client:
+                try:
+                    client.create_budget(scope, limit_usd=limit_usd)
+                except NotAllowedError as error:
+                    self._check_bound(error)
+                    scope = f"{client.budget_status().scope}/{scope}"
+                    client.create_budget(scope, limit_usd=limit_usd)
+            self._scope, self._limit_usd = scope, None
 
     async def create_budget_async(self) -> None:
         """Do the same on an event loop."""
-        if self._limit_usd is None:
-            return
-        limit_usd = self._limit_usd
-        async with Client(self.url, token=self.token) as client:
-            try:
-                await client.create_budget(self._budget, limit_usd=limit_usd)
-            except NotAllowedError as error:
-                self._check_bound(error)
-                self._move_into((await client.budget_status()).scope)
-                await client.create_budget(self._budget, limit_usd=limit_usd)
-        self._limit_usd = None
-
-    @property
-    def _budget(self) -> str:
-        return str(self._scope)
+        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            if self._limit_usd is None:
+                return
+            limit_usd, scope = self._limit_usd, str(self._scope)
+            async with Client(self.url, token=self.token) as client:
+                try:
+                    await client.create_budget(scope, limit_usd=limit_usd)
+                except NotAllowedError as error:
+                    self._check_bound(error)
+                    scope = f"{(await client.budget_status()).scope}/{scope}"
+                    await client.create_budget(scope, limit_usd=limit_usd)
+            self._scope, self._limit_usd = scope, None
 
     def _check_bound(self, error: NotAllowedError) -> None:
         if self._is_named or error.details.get("field") != "scope":
             raise error
-
-    def _move_into(self, scope: str) -> None:
-        self._scope = f"{scope}/{self._budget}"
-        self._is_named = True
 
 
 class _ServiceTransport(httpx2.BaseTransport):

@@ -257,7 +257,7 @@ def _tasks_path(**which: str) -> str:
 
 def _told(line: LogLine) -> Told:
     return Told(
-        at=line.ts.replace("T", " ").removesuffix("Z"),
+        at=line.ts.replace("T", " ").replace("Z", " UTC"),
         action=line.action,
         words=said(LOG_ACTIONS, line.action),
         phase=said(LOG_PHASES, line.phase),

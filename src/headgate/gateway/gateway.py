@@ -35,7 +35,7 @@ import structlog
 
 from headgate.api.api import Api, Route
 from headgate.api.auth import Admission
-from headgate.api.budgets import check_own_scopes
+from headgate.api.budgets import check_own_scopes, undefined_budgets
 from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, api_error_of
 from headgate.api.forwarding import FORWARDED
@@ -44,10 +44,11 @@ from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
 from headgate.api.shares import Holder, Pool, check_room
 from headgate.api.submission import excerpt
+from headgate.budgets.tracker import FRESH_SECONDS
 from headgate.config.settings import GatewaySettings, Settings
 from headgate.core import estimates
 from headgate.core.budgets.ledger import Refused, Unit
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import charged_by
 from headgate.core.estimates import NOTHING, PROBE, Hold, Reserve
@@ -73,6 +74,7 @@ from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
 from headgate.gateway.identity import (
+    MAX_REMEMBERED,
     ClientKeys,
     Identities,
     Identity,
@@ -222,6 +224,7 @@ MANY_VALUES = 10_000
 """What is larger, or has more values, is read in a thread while others go on."""
 
 LONGEST_ANSWER = 1_000_000
+MAX_WARNING_BYTES = 1_000
 _MARGIN_BYTES = 1_000
 _MOST_DIGITS = 10
 _OK = 200
@@ -405,6 +408,8 @@ class Sender(NamedTuple):
     reserve: Reserve
     task: TaskAttempt | None = None
     """The running task that makes the call."""
+    warning: bytes = b""
+    """What the answer says of budgets that the call names and nobody has defined."""
 
     @property
     def tenant(self) -> str:
@@ -628,6 +633,7 @@ class Gateway:
         self._waiting: set[asyncio.Future[None]] = set()
         self._idle = asyncio.Event()
         self._remaining = RemainingBudgets(api.tracker.ledger)
+        self._warnings: dict[tuple[tuple[Scope, ...], Bounds], tuple[bytes, float]] = {}
         self.patience = Patience()
         self.routes = ROUTES
 
@@ -644,6 +650,7 @@ class Gateway:
         self._follow(settings)
         self._upstreams.reconfigure(settings)
         self._identities.forget()
+        self._warnings.clear()
         self._tell_waiting()
 
     def _follow(self, settings: Settings) -> None:
@@ -1067,12 +1074,35 @@ class Gateway:
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
         reserve = self._reserve_mode(who)
-        if not caller.is_trusted and len(who.scopes) > 1:
-            # The first one is that of the project, which is configured.
-            await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
-        else:
+        # The first one is that of the project, which is configured.
+        named = [Scope(one) for one in who.scopes[1:]]
+        if not caller.is_trusted and named:
+            await check_own_scopes(self._api, caller, named)
+        warning = await self._scope_warning(caller, named)
+        if (caller.is_trusted or not named) and not warning:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
-        return Sender(who, keys, caller, headers, request.holder, reserve)
+        return Sender(who, keys, caller, headers, request.holder, reserve, warning=warning)
+
+    async def _scope_warning(self, caller: Caller, scopes: list[Scope]) -> bytes:
+        """Return a warning about budgets that nobody has defined, most likely typing errors.
+
+        What was found is kept for a while, so that not every call looks for a nearest name.
+        """
+        named = tuple([one for one in scopes if one != caller.bounds.own_scope])
+        if not named:
+            return b""
+        now = asyncio.get_running_loop().time()
+        key = (named, caller.bounds)
+        warning, until = self._warnings.get(key, (b"", 0.0))
+        if now < until:
+            return warning
+        lines = await undefined_budgets(self._api, caller, named)
+        warning = " ".join(lines)[:MAX_WARNING_BYTES].encode("ascii", "replace")
+        if sum(map(len, named)) <= MAX_REMEMBERED_LENGTH:
+            if len(self._warnings) >= MAX_REMEMBERED:
+                self._warnings.clear()
+            self._warnings[key] = (warning, now + FRESH_SECONDS)
+        return warning
 
     def _known_sender(self, request: Request) -> Sender | None:
         """Return who makes a call by the same head as one before, if that still holds."""
@@ -2144,6 +2174,8 @@ class Gateway:
         found = self._remaining.get(asked.who.scopes, asked.sender.caller.bounds)
         if found.micro_usd is not None:
             headers.append((b"x-headgate-remaining-usd", found.usd))
+        if asked.sender.warning:
+            headers.append((b"x-headgate-warning", asked.sender.warning))
         if asked.who.client == CODEX:
             headers += codex_headers(found.windows)
         return headers

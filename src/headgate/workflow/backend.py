@@ -102,6 +102,8 @@ class StepTask(msgspec.Struct, frozen=True, kw_only=True):
     charged."""
     is_unpriced: bool = False
     """It is done, and nobody said what it cost."""
+    is_truncated: bool = False
+    """It is done, and the answer of its model ends where its limit of tokens was reached."""
     is_provisional: bool = False
     """It ran although a parent failed or did not run, so a resume starts it again."""
 

@@ -108,6 +108,7 @@ from headgate.workflow.step_requests import (
     Variables,
     check_header_name,
     encoded,
+    is_truncated,
     model_headers,
     model_url,
     result_value,
@@ -552,6 +553,7 @@ PROVISIONAL = "p"
 """How the name of a task ends that went without one of its parents."""
 
 _WRONG = f"{OWN_PREFIX}wrong"
+_MODEL = f"{OWN_PREFIX}model:"
 
 
 class LocalTasks:
@@ -650,8 +652,18 @@ def step_task(record: TaskRecord, run_id: str) -> StepTask:
         micro_usd=progress.used_micro_usd,
         assumed_micro_usd=progress.assumed_micro_usd,
         is_unpriced=progress.is_unpriced,
+        is_truncated=_is_truncated(record),
         is_provisional=generation.endswith(PROVISIONAL),
     )
+
+
+def _is_truncated(record: TaskRecord) -> bool:
+    """Tell whether the answer of a model was truncated, and read only those that may be."""
+    text = record.result
+    if text is None or not (record.task.target or "").startswith(_MODEL):
+        return False
+    has_word = any(word in text for word in ('"length"', '"max_tokens"'))
+    return has_word and is_truncated(result_value(text.encode()))
 
 
 def step_executors(
@@ -726,7 +738,7 @@ def _target_name(step: Step, work: object) -> str:
         case CallRequest(entry_point=entry_point) | CallWork(entry_point=entry_point):
             return f"{OWN_PREFIX}call:{entry_point}"
         case ModelRequest(endpoint=endpoint) | ModelWork(endpoint=endpoint):
-            return f"{OWN_PREFIX}model:{endpoint}"
+            return f"{_MODEL}{endpoint}"
     return ""
 
 

@@ -50,7 +50,7 @@ from headgate.workflow.remote_journal import (
     Unfinished,
     queued_task,
 )
-from headgate.workflow.step_requests import ModelRequest, Request, TargetRequest
+from headgate.workflow.step_requests import ModelRequest, Request, TargetRequest, is_truncated
 from headgate.workflow.workflow import (
     CallWork,
     CommandWork,
@@ -231,6 +231,7 @@ def task_of(snapshot: TaskSnapshot, before: StepTask) -> StepTask:
         micro_usd=to_limit_micro_usd(used.usd or 0),
         assumed_micro_usd=to_limit_micro_usd(used.assumed_usd or 0),
         is_unpriced=snapshot.unpriced,
+        is_truncated=snapshot.target == GATEWAY_NAME and is_truncated(snapshot.result),
         is_provisional=before.is_provisional,
     )
 

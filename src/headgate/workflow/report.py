@@ -89,6 +89,8 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     charged."""
     unpriced: int = 0
     """How many runs are done though nobody said what they cost."""
+    truncated: int = 0
+    """How many answers of models end where their limit of tokens was reached."""
     error: str | None = None
     """The first error, if any run failed."""
 
@@ -144,8 +146,8 @@ _OUTPUTS = frozenset(("output", "result", "outputs", "results"))
 class _StepTotals:
     """The sums of one step; `summary` is kept until something changes."""
 
-    __slots__ = ("assumed_micro_usd", "attempts", "error", "first_start", "last_end", "micro_usd",
-                 "summary", "tokens", "unpriced")  # fmt: skip
+    __slots__ = ("assumed_micro_usd", "attempts", "error", "first_start", "last_end",
+                 "micro_usd", "summary", "tokens", "truncated", "unpriced")  # fmt: skip
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -153,6 +155,7 @@ class _StepTotals:
         self.micro_usd = 0
         self.assumed_micro_usd = 0
         self.unpriced = 0
+        self.truncated = 0
         self.first_start: float | None = None
         self.last_end: float | None = None
         self.error: str | None = None
@@ -164,6 +167,7 @@ class _StepTotals:
         self.micro_usd += task.micro_usd
         self.assumed_micro_usd += task.assumed_micro_usd
         self.unpriced += task.is_unpriced
+        self.truncated += task.is_truncated
         self.first_start = _earliest(self.first_start, task.started_at)
         if task.completed_at is not None:
             self.last_end = max(self.last_end or 0.0, task.completed_at)
@@ -261,6 +265,7 @@ class RunTotals:
             assumed_micro_usd=tally.assumed_micro_usd
             + sum(task.assumed_micro_usd for task in live),
             unpriced=tally.unpriced,
+            truncated=tally.truncated,
             error=tally.error,
         )
         tally.summary = None if live else summary

@@ -255,6 +255,21 @@ def has_answer(result: Any) -> bool:  # noqa: ANN401
             return False
 
 
+def is_truncated(result: Any) -> bool:  # noqa: ANN401
+    """Tell whether the answer of a model ends where its limit of tokens was reached."""
+    match result:
+        case {"choices": list(choices)}:
+            return any(
+                isinstance(one, dict) and one.get("finish_reason") == "length" for one in choices
+            )
+        case {"stop_reason": "max_tokens"}:
+            return True
+        case {"incomplete_details": {"reason": "max_output_tokens"}}:
+            return True
+        case _:
+            return False
+
+
 def _of_model(result: Any) -> Any:  # noqa: ANN401
     match result:
         case {"choices": [{"message": {"content": content}}, *_]}:

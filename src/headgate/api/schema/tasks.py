@@ -222,6 +222,17 @@ class CallCountsBody(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that are at an upstream."""
 
 
+class StoppedBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A project, agent or target that starts nothing, or takes nothing new."""
+
+    kind: Literal["project", "agent", "target"]
+    """What it is."""
+    name: str
+    """Its name."""
+    status: Literal["paused", "draining"]
+    """`paused` if it starts nothing, `draining` if it accepts no new tasks."""
+
+
 class StatsBody(msgspec.Struct, kw_only=True):
     """The answer of `/scheduler/stats`."""
 
@@ -233,6 +244,9 @@ class StatsBody(msgspec.Struct, kw_only=True):
     """The limits in force; the names are those of the settings."""
     paused: bool = False
     """Whether everything is paused."""
+    stopped: list[StoppedBody] = []
+    """The projects, agents and targets that are paused or drain, at most 100. A bound token sees
+    its own project and agent."""
     closures: int | None = None
     """How many closures stop tasks from starting. Answers to bound tokens leave it out."""
     recent: RecentBody | None = None

@@ -5,7 +5,7 @@
 (function () {
   const ZONE = new Intl.DateTimeFormat().resolvedOptions().timeZone;
   const UTC_ZONES = ["UTC", "Etc/UTC", "Etc/UCT", "Etc/GMT", "GMT"];
-  const IN_TEXT = /\b(\d{4}-\d\d-\d\d) (\d\d:\d\d(?::\d\d)?) UTC\b/g;
+  const IN_TEXT = /\b(\d{4}-\d\d-\d\d) (\d\d:\d\d(?::\d\d)?)(\.\d+)? UTC\b/g;
   const AS_WRITTEN = "pre, code, textarea, script, style, [data-copy]";
   // Names such as EST are usual in American English only, those such as CET in British English.
   const LOCALE = /^(America|US|Canada|Pacific\/Honolulu)/.test(ZONE) ? "en-US" : "en-GB";
@@ -22,16 +22,16 @@
     return parts(date, { timeZoneName: "short" }).timeZoneName || ZONE;
   }
 
-  function written(date, hasSeconds) {
+  function written(date, hasSeconds, fraction) {
     const at = parts(date, { ...DAY, ...CLOCK });
-    const seconds = hasSeconds ? `:${at.second}` : "";
+    const seconds = hasSeconds ? `:${at.second}${fraction}` : "";
     return `${at.year}-${at.month}-${at.day} ${at.hour}:${at.minute}${seconds} ${zoneName(date)}`;
   }
 
   function inText(text) {
-    return text.replace(IN_TEXT, (whole, day, clock) => {
+    return text.replace(IN_TEXT, (whole, day, clock, fraction = "") => {
       const date = new Date(`${day}T${clock}Z`);
-      return Number.isNaN(date.getTime()) ? whole : written(date, clock.length > 5);
+      return Number.isNaN(date.getTime()) ? whole : written(date, clock.length > 5, fraction);
     });
   }
 
