@@ -1813,7 +1813,10 @@ class Gateway:
 
         A key without credit is closed for everybody. What is the client's own it alone is told of.
         """
-        said = error_in(body).said or f"status {status}"
+        error = error_in(body)
+        said = error.said or f"status {status}"
+        if shortage is Shortage.PROVIDER:
+            said = f"{error.asked_provider}: {said}"
         has_clients_key = not (live.route.has_slots or live.route.is_shared)
         if shortage is Shortage.CREDIT and not has_clients_key:
             place = self._upstreams.key_place(upstream, grant.slot)
