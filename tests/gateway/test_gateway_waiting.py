@@ -151,6 +151,33 @@ def test_a_call_without_a_stream_is_asked_to_come_back_and_keeps_its_place(tmp_p
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("of", ["agents", "projects"])
+async def test_the_expected_time_counts_what_others_are_given_first(
+    tmp_path: Path, of: str
+) -> None:
+    names = "bcdef"
+    projects = "".join(f"[projects.{name}]\n" for name in names) if of == "projects" else ""
+    async with gateway_service(tmp_path, projects, inflight=1) as gateway:
+        first = await hold_upstream(gateway, CHAT)
+        waiting = []
+        for count, name in enumerate(names, 1):
+            path = f"/p/{name}{CHAT}" if projects else f"/p/default/{name}{CHAT}"
+            waiting.append(gateway.start(path, f"[[until {name}]]"))
+            await gateway.until_waiting(count)
+        gateway.upstream.releases.add("go")
+        assert (await first).status_code == 200
+        # Now it is known how long one takes.
+        await gateway.until_waiting(len(names) - 1)
+        left = [one for one in gateway.calls.live() if one.state.value == "waiting"]
+        left.sort(key=lambda one: one.created_at)
+        whys = [(await gateway.client.get(f"/calls/{one.id}/why")).json() for one in left]
+        assert [one["position"] for one in whys] == [1] * len(left)
+        pace = whys[0]["expectedSeconds"]
+        assert [one["expectedSeconds"] / pace for one in whys] == pytest.approx([1, 2, 3, 4])
+        gateway.upstream.releases.update(names)
+        assert {(await one).status_code for one in waiting} == {200}
+
+
 async def test_a_call_waits_across_a_five_hour_reset_if_its_client_does(tmp_path: Path) -> None:
     """Its provider is asked again after an hour: somebody may have paid for more."""
     hours = 5
