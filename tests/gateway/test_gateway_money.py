@@ -92,6 +92,11 @@ def test_codex_is_told_of_a_limit_and_of_its_reset(tmp_path: Path, path: str) ->
             assert "project:a" in error["message"]
             assert "UTC" in error["message"], "when it frees"
             assert answer.headers["x-should-retry"] == "false"
+            answer = await gateway.ask(f"/p/a{path}", headers=CODEX, max_tokens=100)
+            assert float(answer.headers["x-headgate-remaining-usd"]) == 0.00005
+            assert answer.headers["x-codex-primary-used-percent"] == "100.0"
+            assert answer.headers["x-codex-primary-window-minutes"] == "1440"
+            assert abs(int(answer.headers["x-codex-primary-reset-at"]) - midnight) <= 86_400
 
     asyncio.run(scenario())
 
@@ -423,6 +428,7 @@ def test_a_bound_token_is_not_told_the_figures_of_others(tmp_path: Path) -> None
         text = '[projects.a]\n[budgets.root]\nlimit_usd = "0.000001"\n'
         async with gateway_service(tmp_path, text) as gateway:
             headers = ANTHROPIC_VERSION | {"x-api-key": await bound_token(gateway)}
+            await gateway.ask(f"/p/a{MESSAGES}", headers=headers)
             answer = await gateway.ask(f"/p/a{MESSAGES}", headers=headers)
             assert answer.status_code == 402, answer.text
             assert "$" not in error_of(answer)["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_a_wait_that_is_given_up_ends_in_the_stream_with_the_reason(
             first = await hold_upstream(gateway, path)
             answer = await gateway.ask(path, "second", is_stream=True, store=False)
             assert answer.status_code == 200
-            assert "in flight" in answer.text or "upstream" in answer.text
+            assert "; position 1 among the waiting calls of its agent" in answer.text
             events = [
                 json.loads(line.removeprefix("data: "))
                 for line in answer.text.splitlines()
@@ -126,6 +127,7 @@ def test_a_call_without_a_stream_is_asked_to_come_back_and_keeps_its_place(tmp_p
             first = await hold_upstream(gateway, CHAT)
             answer = await gateway.ask(CHAT, "early")
             assert answer.status_code == 429, answer.text
+            assert "; position 1 among" in error_of(answer)["message"]
             assert 1 <= int(answer.headers["retry-after"]) <= 55
             call_id = answer.headers["x-headgate-call-id"]
             waiting = {"max_tokens": 50}
@@ -149,6 +151,19 @@ def test_a_call_without_a_stream_is_asked_to_come_back_and_keeps_its_place(tmp_p
             assert answers[0].headers["x-headgate-call-id"] == call_id
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_whoever_waits_in_vain_is_told_for_how_much_longer(
+    tmp_path: Path, *, is_stream: bool
+) -> None:
+    text = "[gateway]\nhold_seconds = 0.2\nmax_wait_seconds = 0.3\n"
+    async with gateway_service(tmp_path, text) as gateway:
+        gateway.gateway.patience = QUICK
+        gateway.upstream.account(OPENAI_KEY).fail(429, retry_after="3000")
+        answer = await gateway.ask(CHAT, is_stream=is_stream)
+        assert "; position 1 among the waiting calls of its agent, about " in answer.text
+        assert re.search("about (50 min|49 min [0-9]+ s) to go", answer.text), answer.text
 
 
 @pytest.mark.parametrize("of", ["agents", "projects"])

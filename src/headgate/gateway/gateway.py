@@ -56,7 +56,7 @@ from headgate.core.lifecycle import Failed, Limited
 from headgate.core.money import plain_usd
 from headgate.core.task import read_traceparent
 from headgate.core.task_money import TASK_TOKEN_PREFIX
-from headgate.core.text import did_you_mean
+from headgate.core.text import did_you_mean, duration
 from headgate.engine.call_registry import (
     CallDraft,
     CallEnd,
@@ -755,6 +755,7 @@ class Gateway:
         headers = [_JSON, *answer.headers, *refusal.headers]
         if client.live is not None:
             headers += call_headers(client.live, self._api.engine.now)
+            headers += self._budget_headers(client.live.record, client.request.caller.bounds)
         await client.whole(answer.status, headers, answer.body)
 
     async def _serve(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
@@ -1623,10 +1624,16 @@ class Gateway:
             self._calls.move(live, route)
 
     def _why(self, asked: Asked, live: LiveCall) -> str:
+        """Say why a call waits, which position it has, and about how long it still waits."""
         found = self._calls.why(live.id, asked.sender.caller.bounds)
         if found is None or not found.reasons:
             return "others go first"
-        return found.reasons[0].message
+        line = found.reasons[0].message
+        if found.position is not None:
+            line += f"; position {found.position} among the waiting calls of its agent"
+        if found.expected_seconds is not None:
+            line += f", about {duration(max(1.0, found.expected_seconds))} to go"
+        return line
 
     # At the upstream.
 
@@ -2137,17 +2144,23 @@ class Gateway:
             return await response.read()
 
     def _headers(self, asked: Asked, live: LiveCall) -> list[tuple[bytes, bytes]]:
-        """Return what an answer says of its call: what it waited, and what its budgets have left.
-
-        Codex shows its user how much of each window is used.
-        """
+        """Return what an answer says of its call: its wait, and what its budgets have left."""
         headers = call_headers(live, self._api.engine.now)
         if asked.max_tokens is not None:
             headers.append((b"x-headgate-max-tokens", b"%d" % asked.max_tokens))
-        found = self._remaining.get(asked.who.scopes, asked.sender.caller.bounds)
+        headers += self._budget_headers(live.record, asked.sender.caller.bounds)
+        return headers
+
+    def _budget_headers(self, record: CallRecord, bounds: Bounds) -> list[tuple[bytes, bytes]]:
+        """Return what the budgets of a call have left, as far as a token may see it.
+
+        Codex shows its user how much of each window is used.
+        """
+        headers = []
+        found = self._remaining.get(record.scopes, bounds)
         if found.micro_usd is not None:
             headers.append((b"x-headgate-remaining-usd", found.usd))
-        if asked.who.client == CODEX:
+        if record.client == CODEX:
             headers += codex_headers(found.windows)
         return headers
 
