@@ -22,6 +22,7 @@ from gateway.gateway_service import (
     gateway_service,
     usd,
 )
+from headgate.providers.prices import PriceList
 from headgate.storage.tokens import Bounds, new_token
 
 PATHS = (CHAT, RESPONSES, MESSAGES)
@@ -206,6 +207,25 @@ def test_codex_sees_the_windows_of_its_budgets(tmp_path: Path) -> None:
             )
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mode", ["strict", "expected"])
+async def test_a_request_without_a_length_is_not_told_to_lower_it(
+    tmp_path: Path, path: str, mode: str
+) -> None:
+    async with gateway_service(tmp_path, budget("0.0000001", f'reserve = "{mode}"')) as gateway:
+        field = "max_output_tokens" if path == RESPONSES else "max_tokens"
+        answer = await gateway.ask(f"/p/a{path}", **{field: None})
+        assert answer.status_code == 402, answer.text
+        message = error_of(answer)["message"]
+        assert f"set {field}" in message
+        assert "lower" not in message
+        model = (await gateway.record(answer)).model
+        window = PriceList().context_window(model)
+        assert (f"sets none, so {window:,} tokens are reserved" in message) is (mode == "strict")
+        answer = await gateway.ask(f"/p/a{path}", **{field: 100})
+        assert "lower max_tokens" in error_of(answer)["message"]
 
 
 def test_a_strict_budget_is_not_passed_by_calls_side_by_side(tmp_path: Path) -> None:

@@ -67,7 +67,13 @@ from headgate.engine.call_registry import (
 )
 from headgate.engine.call_registry import Route as CallRoute
 from headgate.engine.task_calls import Offer, TaskAttempt
-from headgate.errors import CallerError, HeadgateError, NotDispatchingError, StoreError
+from headgate.errors import (
+    CallerError,
+    HeadgateError,
+    NotDispatchingError,
+    StoreError,
+    to_call,
+)
 from headgate.executors.executor import shortened
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
@@ -1323,8 +1329,9 @@ class Gateway:
                 self._not_answered(live, refusal)
             raise
         except CallRefusedError as error:
-            self._not_answered(live, _of_budget(error, str(error)))
-            raise _of_budget(error, asked.sender.caller.told(str(error))) from None
+            line = self._advised(asked, live, str(error))
+            self._not_answered(live, _of_budget(error, line))
+            raise _of_budget(error, asked.sender.caller.told(line)) from None
         except NotDispatchingError:
             self._calls.hand_over(live)
             asked.client.read_again(await self._body_of(asked))
@@ -1569,6 +1576,17 @@ class Gateway:
         asked.body.change(body)
         self._calls.move(live, live.route)
         return True
+
+    def _advised(self, asked: Asked, live: LiveCall, line: str) -> str:
+        """Return why a budget refuses a call; a length that it does not set cannot be lowered."""
+        call = asked.call
+        if call.bound_tokens is not None or asked.name == OTHER:
+            return line
+        field = "max_output_tokens" if asked.protocol is Protocol.RESPONSES else "max_tokens"
+        is_strict = asked.reserve is Reserve.STRICT
+        window = self._prices.context_window(live.route.model) if is_strict else None
+        reserved = None if window is None else call.answers * window
+        return to_call(line, field, reserved_tokens=reserved)
 
     def _longest_within(self, asked: Asked, model: str, unit: Unit, left: int) -> int:
         """Return how long an answer may be for the call to hold no more than is left; 0 is none."""
