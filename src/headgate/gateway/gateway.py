@@ -228,6 +228,9 @@ MANY_VALUES = 10_000
 """What is larger, or has more values, is read in a thread while others go on."""
 
 LONGEST_ANSWER = 1_000_000
+MOST_ANSWERS = 1_000_000
+"""How many answers to a call are kept as asked for; a request may name any number."""
+
 _MARGIN_BYTES = 1_000
 _MOST_DIGITS = 10
 _OK = 200
@@ -1397,6 +1400,7 @@ class Gateway:
             upstream_model=name if name != call.model else "",
             protocol=asked.name,
             is_stream=call.is_stream,
+            answers=min(call.answers, MOST_ANSWERS),
             priority=who.priority,
             scopes=who.scopes,
             client=who.client,
@@ -2475,6 +2479,7 @@ def _learn_again(estimates: CallEstimates, record: CallRecord) -> None:
         chars=record.prompt_chars,
         input_tokens=record.input_tokens or 0,
         output_tokens=record.output_tokens,
+        answers=record.answers,
     )
 
 
