@@ -18,10 +18,12 @@ from gateway.gateway_service import (
     OPENAI_KEY,
     RESPONSES,
     GatewayService,
+    asking,
     error_of,
     gateway_service,
     usd,
 )
+from headgate.gateway.gateway import Patience
 from headgate.providers.prices import PriceList
 from headgate.storage.tokens import Bounds, new_token
 
@@ -318,6 +320,28 @@ def test_a_strict_call_may_be_shortened_to_what_is_left(tmp_path: Path, path: st
             assert "x-headgate-max-tokens" not in answer.headers
 
     asyncio.run(scenario())
+
+
+async def test_a_stream_that_is_open_by_then_is_shortened_where_people_see_it(
+    tmp_path: Path,
+) -> None:
+    text = budget("0.005", 'reserve = "strict"\n[gateway]\nclamp = true')
+    async with gateway_service(tmp_path, text, inflight=1) as gateway:
+        gateway.gateway.patience = Patience(open_seconds=0.01)
+        first = gateway.start(CHAT, "[[until go]]")
+        await gateway.until(lambda: bool(gateway.upstream.requests))
+        body = asking(CHAT, is_stream=True, max_tokens=50_000)
+        async with gateway.client.stream("POST", f"/p/a{CHAT}", json=body) as answer:
+            gateway.upstream.releases.add("go")
+            await answer.aread()
+        assert (await first).status_code == 200
+        assert "x-headgate-max-tokens" not in answer.headers, "they were sent before"
+        lowered = gateway.upstream.requests[-1].max_tokens
+        assert lowered is not None
+        assert lowered < 5_000
+        call_id = answer.headers["x-headgate-call-id"]
+        shown = (await gateway.client.get(f"/calls/{call_id}")).json()
+        assert shown["maxTokens"] == lowered
 
 
 def test_nothing_is_shortened_unless_the_settings_say_so(tmp_path: Path) -> None:

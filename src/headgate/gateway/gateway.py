@@ -469,7 +469,6 @@ class Asked:
         "is_free",
         "is_large",
         "live",
-        "max_tokens",
         "members",
         "method",
         "name",
@@ -517,9 +516,6 @@ class Asked:
 
         self.refused_keys: dict[str, int] = {}
         """The keys with which it got a 401 or 403, as people are told of them, and which it was."""
-
-        self.max_tokens: int | None = None
-        """What the length of its answer was lowered to."""
 
         self.reserve = sender.reserve
         self.is_large = False
@@ -1569,7 +1565,7 @@ class Gateway:
         longest = self._longest_within(asked, live.route.model, refused.unit, left)
         if not longest:
             return False
-        asked.max_tokens = longest
+        live.change(max_tokens=longest)
         path, body = asked.protocol.path, await self._body_of(asked)
         if _is_large(body):
             body = await asyncio.to_thread(with_max_tokens, path, body, longest)
@@ -2168,8 +2164,8 @@ class Gateway:
     def _headers(self, asked: Asked, live: LiveCall) -> list[tuple[bytes, bytes]]:
         """Return what an answer says of its call: its wait, and what its budgets have left."""
         headers = call_headers(live, self._api.engine.now)
-        if asked.max_tokens is not None:
-            headers.append((b"x-headgate-max-tokens", b"%d" % asked.max_tokens))
+        if live.record.max_tokens is not None:
+            headers.append((b"x-headgate-max-tokens", b"%d" % live.record.max_tokens))
         headers += self._budget_headers(live.record, asked.sender.caller.bounds)
         return headers
 
