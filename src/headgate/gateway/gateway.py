@@ -316,6 +316,9 @@ class Client:
         loop = asyncio.get_running_loop()
         self._time = loop.time
         self.came_at = loop.time()
+        self.began_at = 0.0
+        """Since when this node has worked on its request, less the time of the upload."""
+
         self.left_at = 0.0
         self.has_gone = False
         self.has_head = False
@@ -460,7 +463,6 @@ class Asked:
     __slots__ = (
         "__weakref__",
         "added_seconds",
-        "began_at",
         "body",
         "cache_seconds",
         "call",
@@ -491,7 +493,6 @@ class Asked:
         call: ModelCall,
         body: RequestBody,
     ) -> None:
-        self.began_at = perf_counter()
         self.waited_seconds = self.added_seconds = 0.0
         self.response_model = ""
         self.cache_seconds = 0.0
@@ -817,6 +818,7 @@ class Gateway:
 
     async def _answer(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
         """Answer a request at the node that decides."""
+        client.began_at = perf_counter()
         request, path = client.request, prefixed.rest
         if self._recalled != self._api.engine.dispatcher.leads_since:
             await self._recall()
@@ -1187,7 +1189,9 @@ class Gateway:
         """Read a call; a large body is read while others go on."""
         body = client.body_at_once()
         if body is None:
+            since = perf_counter()
             body = await client.whole_body()
+            client.began_at += perf_counter() - since
         if not _is_large(body):
             call = read_call(protocol.path, body)
             return Asked(client, sender, protocol, call, RequestBody(body))
@@ -1431,7 +1435,11 @@ class Gateway:
 
     async def _until_answered(self, asked: Asked, live: LiveCall) -> None:
         while True:
-            grant = self._calls.admit_at_once(live) or await self._granted(asked, live)
+            grant = self._calls.admit_at_once(live)
+            if grant is None:
+                since = perf_counter()
+                grant = await self._granted(asked, live)
+                asked.waited_seconds += perf_counter() - since
             if asked.client.has_gone:
                 raise _ClientLeft
             upstream = self._check_upstream(live)
@@ -1445,9 +1453,7 @@ class Gateway:
     async def _granted(self, asked: Asked, live: LiveCall) -> Grant:
         while True:
             if not live.turn.done():
-                since = perf_counter()
                 await self._wait(asked, live)
-                asked.waited_seconds += perf_counter() - since
             try:
                 grant = self._calls.admit_at_once(live) or await self._calls.admit(live)
             except CallRefusedError as error:
@@ -1673,7 +1679,7 @@ class Gateway:
         else:
             lines += header_lines((credentials.header, *upstream.headers))
         if not live.record.tries:
-            asked.added_seconds = perf_counter() - asked.began_at - asked.waited_seconds
+            asked.added_seconds = perf_counter() - asked.client.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
         body = asked.body.at_once or await self._body_of(asked)
         if asked.is_large:
