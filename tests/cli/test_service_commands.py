@@ -188,6 +188,11 @@ def test_tasks_are_listed_filtered_and_counted(headgate: Command) -> None:
     assert table[1].split()[:2] == ["task", "state"]
     assert len(table) == 7
     assert headgate("tasks", "--agent", "nobody").out.startswith("No tasks at http://")
+    mistyped = headgate("tasks", "--agent", "tigth", "--project", "of")
+    assert mistyped.err.splitlines() == [
+        "headgate: there is no project of; did you mean off?",
+        "headgate: no agent tigth is known now; did you mean tight?",
+    ]
 
 
 def test_why_tells_reasons_with_times(headgate: Command) -> None:

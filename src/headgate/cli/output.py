@@ -6,19 +6,23 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 import msgspec
 
 from headgate.core.text import did_you_mean, nearest, printable
-from headgate.errors import CallerError
+from headgate.errors import CallerError, ServiceError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from headgate.client.sync_client import SyncClient
+
+Thing = TypeVar("Thing")
 
 Row = Sequence[str]
 
@@ -278,3 +282,36 @@ def unknown_name(noun: str, name: str, known: Sequence[str], advice: str) -> Cal
     more = f" and {len(known) - MOST_NAMES:,} more" if len(known) > MOST_NAMES else ""
     listed = f" {noun.capitalize()}s: {names}{more}." if known else ""
     return CallerError(f"There is no {noun} {name}{meant}{listed} {advice}")
+
+
+def naming_unknown(
+    found: Iterator[Thing],
+    client: SyncClient,
+    *,
+    project_id: str | None,
+    agent_id: str | None,
+) -> Iterator[Thing]:
+    """Give what was found; if that is nothing, say on standard error which name may be mistyped.
+
+    An agent comes about with its work and goes with it, so that only one with a similar name says
+    anything. Whoever may not list the names is told nothing.
+    """
+    is_empty = True
+    for one in found:
+        is_empty = False
+        yield one
+    if not is_empty:
+        return
+    with suppress(ServiceError):
+        if project_id:
+            names = [one.id for one in client.list_projects().projects]
+            if project_id not in names:
+                meant = did_you_mean(nearest(project_id, names), "headgate project list has all")
+                name = printable(project_id)
+                click.echo(f"headgate: there is no project {name}; {meant}", err=True)
+        if agent_id:
+            names = [one.id for one in client.list_agents().agents]
+            near = "" if agent_id in names else nearest(agent_id, names)
+            if near:
+                name, meant = printable(agent_id), did_you_mean(near)
+                click.echo(f"headgate: no agent {name} is known now; {meant}", err=True)

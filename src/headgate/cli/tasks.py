@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options
-from headgate.cli.output import past_moment, print_json_lines, print_tables, tell_more
+from headgate.cli.output import (
+    naming_unknown,
+    past_moment,
+    print_json_lines,
+    print_tables,
+    tell_more,
+)
 
 if TYPE_CHECKING:
     from headgate.client.requests import ListFilter
@@ -91,7 +97,9 @@ def tasks(
     which["omit"] = None if as_json else _without_columns()
     with connect(connection) as client:
         # One more than is shown tells whether there are more.
-        found = client.iterate_tasks(**which) if is_all else _page(client, limit + 1, which)
+        listed = client.iterate_tasks(**which) if is_all else _page(client, limit + 1, which)
+        project_id, agent_id = which.get("project_id"), which.get("agent_id")
+        found = naming_unknown(listed, client, project_id=project_id, agent_id=agent_id)
         shown = found if is_all else islice(found, limit)
         if as_json:
             print_json_lines(shown)
