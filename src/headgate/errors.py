@@ -374,6 +374,14 @@ def to_step(line: str, estimated_by: str) -> str:
     return line.replace(_LOWER, f"lower {estimated_by}")
 
 
+def to_call(line: str, field: str, *, reserved_tokens: int | None) -> str:
+    """Return a line about a budget without room for a request that says no length of its answer."""
+    advice = f"set {field}"
+    if reserved_tokens is not None:
+        advice += f": the request sets none, so {reserved_tokens:,} tokens are reserved"
+    return line.replace(_LOWER, advice)
+
+
 def _outline(scope: str, advice: str) -> str:
     return f"Budget exceeded: the limit of scope {scope} has no room for it; {advice}"
 

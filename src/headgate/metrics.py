@@ -119,7 +119,7 @@ CALL_LABELS = ("upstream", "model")
 CALL_TIMES = {
     "wait": "How long calls waited for a permit, a key and money.",
     "first_byte": "How long an upstream took to its first byte, counted from the end of that wait.",
-    "added": "How long the gateway itself worked on calls, without waits and upstreams.",
+    "added": "How long the gateway worked on calls before the first try, without waits or uploads.",
 }
 
 _OLDEST = (

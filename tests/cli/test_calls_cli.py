@@ -142,6 +142,26 @@ def test_without_calls_it_says_so(headgate: Command) -> None:
     assert headgate("calls", "--project", "default").out.startswith("No calls at http://")
 
 
+@pytest.mark.parametrize("more", [(), ("--json",), ("--all",)])
+def test_a_mistyped_project_is_named_beside_the_empty_list(
+    headgate: Command, more: tuple[str, ...]
+) -> None:
+    said = headgate("calls", "--project", "defalt", *more)
+    assert said.err == "headgate: there is no project defalt now; did you mean default?\n"
+    assert headgate("calls", "--project", "zzz", *more).err == (
+        "headgate: there is no project zzz now; headgate project list shows those that there are\n"
+    )
+    assert headgate("calls", "--project", "default", *more).err == ""
+    assert headgate("calls", "--project", "evals", *more).err == "", "it has calls"
+
+
+@pytest.mark.parametrize("usd", ["0.00", "0.000042", "0.0234", "1.50", "1234.567891"])
+def test_amounts_are_written_as_budgets_write_them(usd: str) -> None:
+    call = body(usage=CallAmountBody(tokens=5, usd=usd))
+    assert row_of(call)[-1] == f"${usd}"
+    assert f"5 tokens, ${usd}" in "\n".join(lines_of(call))
+
+
 def test_one_call_is_shown_with_all_that_is_set(headgate: Command) -> None:
     lines = headgate("calls", "show", NEWEST).out.splitlines()
     shown = dict(line.split("  ", 1) for line in lines)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from headgate import Agent, AssignAction, Project, Task
 from headgate.core.dispatch_state import DispatchSettings, DispatchState
+from headgate.core.fair_share import WaitingLane, expected_rank
 from headgate.core.lifecycle import Usage, share_of
 from headgate.core.snapshot import LanePolicy, SchedulerState, tokens_charged
 from headgate.core.task import Progress, TaskRecord, TaskStatus, Terms
@@ -395,3 +396,42 @@ def test_what_an_attempt_counts_once_it_has_ended(
     progress = Progress(share_tokens=1_000)
     found = share_of(progress, cost, seconds=seconds, is_done=is_done, is_claim=is_claim)
     assert found == expected
+
+
+def lane(waiting: int, *, project: str = "a", served: float = 1.0) -> WaitingLane:
+    return WaitingLane(project, waiting, (served, 0.0))
+
+
+NINE = [lane(1, served=one) for one in (*range(5), *range(6, 10))]
+RANKS = [
+    # Alone, its place in its lane is all there is.
+    (1, [], {"a": 1.0}, 1),
+    (7, [], {"a": 1.0}, 7),
+    # Lanes of a project take turns, and the one that was served longest ago goes first.
+    (1, NINE, {"a": 1.0}, 6),
+    (2, NINE, {"a": 1.0}, 11),
+    (3, [lane(100)], {"a": 1.0}, 6),
+    (3, [lane(100, served=9)], {"a": 1.0}, 5),
+    (3, [lane(1), lane(100)], {"a": 1.0}, 7),
+    # Projects start by their weights, however many lanes they have.
+    (1, [lane(100, project="b")], {"a": 1.0, "b": 1.0}, 2),
+    (1, [lane(100, project="b", served=9)], {"a": 1.0, "b": 1.0}, 1),
+    (1, [lane(50, project="b"), lane(50, project="b")], {"a": 1.0, "b": 1.0}, 2),
+    (4, [lane(100, project="b")], {"a": 1.0, "b": 3.0}, 16),
+    (4, [lane(100, project="b")], {"a": 2.0, "b": 1.0}, 6),
+    (4, [lane(2, project="b")], {"a": 1.0, "b": 3.0}, 6),
+    (1, [lane(10), lane(10, project="b")], {"a": 1.0, "b": 1.0}, 4),
+    (1, [lane(10, project="b"), lane(10, project="c")], {"a": 1.0, "b": 1.0, "c": 1.0}, 3),
+    # One without a weight goes last; where none has one, all are equal.
+    (1, [lane(5, project="b")], {"a": 0.0, "b": 1.0}, 6),
+    (1, [lane(5, project="b")], {"a": 1.0, "b": 0.0}, 1),
+    (2, [lane(5, project="b")], {"a": 0.0, "b": 0.0}, 4),
+]
+
+
+@pytest.mark.parametrize(("position", "others", "weights", "rank"), RANKS)
+def test_whoever_waits_is_told_of_all_that_goes_first(
+    position: int, others: list[WaitingLane], weights: dict[str, float], rank: int
+) -> None:
+    own = lane(position, served=5)
+    assert expected_rank(position, own, others, weights) == rank

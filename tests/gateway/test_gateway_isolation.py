@@ -265,6 +265,33 @@ async def test_what_was_learned_and_whose_responses_are_survive_a_restart(tmp_pa
         assert abs(held - billed) <= 0.5 * abs(record.prompt_chars / 4 - billed) + 1
 
 
+async def test_the_length_of_one_of_several_answers_survives_a_restart(tmp_path: Path) -> None:
+    store = f"sqlite:///{tmp_path / 'headgate.db'}"
+    usage = {"prompt_tokens": 10, "completion_tokens": 4_000, "total_tokens": 4_010}
+    held = []
+    for _ in range(2):
+        async with gateway_service(tmp_path, store=store) as gateway:
+            if not held:
+                gateway.upstream.script.append(Plan(usage=usage))
+                await gateway.record(await gateway.ask(CHAT, n=4, max_tokens=1_000))
+            gateway.upstream.script.append(Plan(usage=usage))
+            answer = await gateway.ask(CHAT, n=4, max_tokens=None)
+            held.append((await gateway.record(answer)).reserved_tokens)
+    assert held[0] == held[1]
+
+
+@pytest.mark.parametrize("answers", [10**18, 10**30, 1e300])
+async def test_a_call_for_any_number_of_answers_is_kept(tmp_path: Path, answers: float) -> None:
+    store = f"sqlite:///{tmp_path / 'headgate.db'}"
+    async with gateway_service(tmp_path, store=store) as gateway:
+        for count in (answers, 1):
+            answer = await gateway.ask(CHAT, n=count, max_tokens=None)
+            record = await gateway.record(answer)
+            call_store = gateway.service.engine.call_store
+            assert call_store is not None
+            assert await call_store.get(record.id) == record
+
+
 PATHS = ("/p/a/upstreams/openai/v1", "/p/a/agent-7/upstreams/openai/v1", "/upstreams/openai/v1")
 
 

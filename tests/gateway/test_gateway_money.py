@@ -18,10 +18,13 @@ from gateway.gateway_service import (
     OPENAI_KEY,
     RESPONSES,
     GatewayService,
+    asking,
     error_of,
     gateway_service,
     usd,
 )
+from headgate.gateway.gateway import Patience
+from headgate.providers.prices import PriceList
 from headgate.storage.tokens import Bounds, new_token
 
 PATHS = (CHAT, RESPONSES, MESSAGES)
@@ -92,6 +95,11 @@ def test_codex_is_told_of_a_limit_and_of_its_reset(tmp_path: Path, path: str) ->
             assert "project:a" in error["message"]
             assert "UTC" in error["message"], "when it frees"
             assert answer.headers["x-should-retry"] == "false"
+            answer = await gateway.ask(f"/p/a{path}", headers=CODEX, max_tokens=100)
+            assert float(answer.headers["x-headgate-remaining-usd"]) == 0.00005
+            assert answer.headers["x-codex-primary-used-percent"] == "100.0"
+            assert answer.headers["x-codex-primary-window-minutes"] == "1440"
+            assert abs(int(answer.headers["x-codex-primary-reset-at"]) - midnight) <= 86_400
 
     asyncio.run(scenario())
 
@@ -201,6 +209,25 @@ def test_codex_sees_the_windows_of_its_budgets(tmp_path: Path) -> None:
             )
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("mode", ["strict", "expected"])
+async def test_a_request_without_a_length_is_not_told_to_lower_it(
+    tmp_path: Path, path: str, mode: str
+) -> None:
+    async with gateway_service(tmp_path, budget("0.0000001", f'reserve = "{mode}"')) as gateway:
+        field = "max_output_tokens" if path == RESPONSES else "max_tokens"
+        answer = await gateway.ask(f"/p/a{path}", **{field: None})
+        assert answer.status_code == 402, answer.text
+        message = error_of(answer)["message"]
+        assert f"set {field}" in message
+        assert "lower" not in message
+        model = (await gateway.record(answer)).model
+        window = PriceList().context_window(model)
+        assert (f"sets none, so {window:,} tokens are reserved" in message) is (mode == "strict")
+        answer = await gateway.ask(f"/p/a{path}", **{field: 100})
+        assert "lower max_tokens" in error_of(answer)["message"]
 
 
 def test_a_strict_budget_is_not_passed_by_calls_side_by_side(tmp_path: Path) -> None:
@@ -343,6 +370,28 @@ def test_a_strict_call_may_be_shortened_to_what_is_left(tmp_path: Path, path: st
     asyncio.run(scenario())
 
 
+async def test_a_stream_that_is_open_by_then_is_shortened_where_people_see_it(
+    tmp_path: Path,
+) -> None:
+    text = budget("0.005", 'reserve = "strict"\n[gateway]\nclamp = true')
+    async with gateway_service(tmp_path, text, inflight=1) as gateway:
+        gateway.gateway.patience = Patience(open_seconds=0.01)
+        first = gateway.start(CHAT, "[[until go]]")
+        await gateway.until(lambda: bool(gateway.upstream.requests))
+        body = asking(CHAT, is_stream=True, max_tokens=50_000)
+        async with gateway.client.stream("POST", f"/p/a{CHAT}", json=body) as answer:
+            gateway.upstream.releases.add("go")
+            await answer.aread()
+        assert (await first).status_code == 200
+        assert "x-headgate-max-tokens" not in answer.headers, "they were sent before"
+        lowered = gateway.upstream.requests[-1].max_tokens
+        assert lowered is not None
+        assert lowered < 5_000
+        call_id = answer.headers["x-headgate-call-id"]
+        shown = (await gateway.client.get(f"/calls/{call_id}")).json()
+        assert shown["maxTokens"] == lowered
+
+
 def test_nothing_is_shortened_unless_the_settings_say_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_service(tmp_path, budget("0.005", 'reserve = "strict"')) as gateway:
@@ -471,6 +520,7 @@ def test_a_bound_token_is_not_told_the_figures_of_others(tmp_path: Path) -> None
         text = '[projects.a]\n[budgets.root]\nlimit_usd = "0.000001"\n'
         async with gateway_service(tmp_path, text) as gateway:
             headers = ANTHROPIC_VERSION | {"x-api-key": await bound_token(gateway)}
+            await gateway.ask(f"/p/a{MESSAGES}", headers=headers)
             answer = await gateway.ask(f"/p/a{MESSAGES}", headers=headers)
             assert answer.status_code == 402, answer.text
             assert "$" not in error_of(answer)["message"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from functools import partial
 from pathlib import Path
 
@@ -97,7 +98,7 @@ def test_a_wait_that_is_given_up_ends_in_the_stream_with_the_reason(
             first = await hold_upstream(gateway, path)
             answer = await gateway.ask(path, "second", is_stream=True, store=False)
             assert answer.status_code == 200
-            assert "in flight" in answer.text or "upstream" in answer.text
+            assert "; position 1 among the waiting calls of its agent" in answer.text
             events = [
                 json.loads(line.removeprefix("data: "))
                 for line in answer.text.splitlines()
@@ -126,6 +127,7 @@ def test_a_call_without_a_stream_is_asked_to_come_back_and_keeps_its_place(tmp_p
             first = await hold_upstream(gateway, CHAT)
             answer = await gateway.ask(CHAT, "early")
             assert answer.status_code == 429, answer.text
+            assert "; position 1 among" in error_of(answer)["message"]
             assert 1 <= int(answer.headers["retry-after"]) <= 55
             call_id = answer.headers["x-headgate-call-id"]
             waiting = {"max_tokens": 50}
@@ -149,6 +151,46 @@ def test_a_call_without_a_stream_is_asked_to_come_back_and_keeps_its_place(tmp_p
             assert answers[0].headers["x-headgate-call-id"] == call_id
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_whoever_waits_in_vain_is_told_for_how_much_longer(
+    tmp_path: Path, *, is_stream: bool
+) -> None:
+    text = "[gateway]\nhold_seconds = 0.2\nmax_wait_seconds = 0.3\n"
+    async with gateway_service(tmp_path, text) as gateway:
+        gateway.gateway.patience = QUICK
+        gateway.upstream.account(OPENAI_KEY).fail(429, retry_after="3000")
+        answer = await gateway.ask(CHAT, is_stream=is_stream)
+        assert "; position 1 among the waiting calls of its agent, about " in answer.text
+        assert re.search("about (50 min|49 min [0-9]+ s) to go", answer.text), answer.text
+
+
+@pytest.mark.parametrize("of", ["agents", "projects"])
+async def test_the_expected_time_counts_what_others_are_given_first(
+    tmp_path: Path, of: str
+) -> None:
+    names = "bcdef"
+    projects = "".join(f"[projects.{name}]\n" for name in names) if of == "projects" else ""
+    async with gateway_service(tmp_path, projects, inflight=1) as gateway:
+        first = await hold_upstream(gateway, CHAT)
+        waiting = []
+        for count, name in enumerate(names, 1):
+            path = f"/p/{name}{CHAT}" if projects else f"/p/default/{name}{CHAT}"
+            waiting.append(gateway.start(path, f"[[until {name}]]"))
+            await gateway.until_waiting(count)
+        gateway.upstream.releases.add("go")
+        assert (await first).status_code == 200
+        # Now it is known how long one takes.
+        await gateway.until_waiting(len(names) - 1)
+        left = [one for one in gateway.calls.live() if one.state.value == "waiting"]
+        left.sort(key=lambda one: one.created_at)
+        whys = [(await gateway.client.get(f"/calls/{one.id}/why")).json() for one in left]
+        assert [one["position"] for one in whys] == [1] * len(left)
+        pace = whys[0]["expectedSeconds"]
+        assert [one["expectedSeconds"] / pace for one in whys] == pytest.approx([1, 2, 3, 4])
+        gateway.upstream.releases.update(names)
+        assert {(await one).status_code for one in waiting} == {200}
 
 
 async def test_a_call_waits_across_a_five_hour_reset_if_its_client_does(tmp_path: Path) -> None:

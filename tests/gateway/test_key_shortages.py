@@ -13,6 +13,7 @@ from gateway.billing_upstream import Plan, Request
 from gateway.gateway_service import (
     CHAT,
     CODEX,
+    ENVIRON,
     LOOK_SECONDS,
     MESSAGES,
     OPENAI_KEY,
@@ -46,6 +47,12 @@ FEWER_TOKENS = (
     "This request requires more credits, or fewer max_tokens. You requested up to 65536 tokens,"
     " but can only afford 3395."
 )
+OF_ONE_PROVIDER = {
+    "code": 402,
+    "metadata": {"provider_name": "DeepSeek", "raw": '{"error":"Insufficient Balance"}'},
+}
+"""How OpenRouter names whom it asked: that one has no credit, and its own account has."""
+
 NO_CREDIT = (
     Plan(status=429, message=NO_QUOTA, error=QUOTA_FIELDS),
     Plan(status=402, message="Insufficient Balance"),
@@ -137,6 +144,24 @@ async def test_a_slot_without_credit_is_closed_and_says_so(tmp_path: Path) -> No
         assert keyed(gateway.upstream, "KEY_A") == 1
         shown = json.dumps((await gateway.client.get("/slots/a")).json())
         assert "credit balance is too low" in shown
+
+
+@pytest.mark.parametrize("upstreams", [UPSTREAMS, SLOTS], ids=["key", "slots"])
+async def test_a_provider_behind_an_upstream_without_credit_closes_nothing(
+    tmp_path: Path, upstreams: str
+) -> None:
+    environ = {**ENVIRON, **KEYS}
+    async with gateway_service(tmp_path, upstreams=upstreams, environ=environ) as gateway:
+        plan = Plan(status=402, message="Provider returned error", error=OF_ONE_PROVIDER)
+        gateway.upstream.decide = big_only(plan)
+        path = MESSAGES if upstreams is SLOTS else CHAT
+        refused = await gateway.ask(path, "BIG")
+        assert refused.status_code == 402, refused.text
+        assert refused.headers["x-should-retry"] == "false"
+        assert "DeepSeek: Provider returned error" in error_of(refused)["message"]
+        assert not await closures(gateway)
+        async with asyncio.timeout(5):
+            assert (await gateway.ask(path, "small")).status_code == 200
 
 
 @pytest.mark.parametrize("plan", NO_CREDIT)
@@ -249,6 +274,12 @@ SAID = [
     (402, {}, "", Shortage.CREDIT),
     (402, {"code": "invalid_request_error"}, "Insufficient Balance", Shortage.CREDIT),
     (402, {"code": 402}, FEWER_TOKENS, Shortage.REQUEST),
+    (402, OF_ONE_PROVIDER, "Provider returned error", Shortage.PROVIDER),
+    (402, OF_ONE_PROVIDER, FEWER_TOKENS, Shortage.REQUEST),
+    (402, {"code": 402, "metadata": {"provider_name": None}}, "", Shortage.CREDIT),
+    (402, {"code": 402, "metadata": "DeepSeek"}, "", Shortage.CREDIT),
+    (429, {**OF_ONE_PROVIDER, **QUOTA_FIELDS}, NO_QUOTA, Shortage.PROVIDER),
+    (400, OF_ONE_PROVIDER, "Insufficient balance", Shortage.PROVIDER),
     (402, {"code": 402}, "Prompt tokens limit exceeded: 230799 > 91442.", Shortage.REQUEST),
     (402, {"code": "budget_exceeded"}, "Budget project:a has 5 left", Shortage.REQUEST),
     (400, {"type": "invalid_request_error"}, LOW_BALANCE, Shortage.CREDIT),

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from time import perf_counter
 
+import apsw
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.gateway_service import CHAT, MESSAGES, GatewayService, gateway_service
+from gateway.gateway_service import CHAT, MESSAGES, GatewayService, asking, gateway_service
 from headgate.telemetry import Telemetry
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -59,6 +62,72 @@ def test_calls_are_counted_by_upstream_model_and_outcome(tmp_path: Path) -> None
             )
 
     asyncio.run(scenario())
+
+
+PAUSE_SECONDS = 0.2
+
+
+async def added_to(gateway: GatewayService) -> float:
+    """Return the seconds that the gateway has added to all calls."""
+    found = await metrics_of(gateway)
+    return sum(one for key, one in found.items() if key[0] == "headgate_call_added_seconds_sum")
+
+
+async def pause(gateway: GatewayService) -> None:
+    until = perf_counter() + PAUSE_SECONDS
+    await gateway.until(lambda: perf_counter() >= until)
+
+
+async def test_what_is_added_begins_when_a_request_comes(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        reading = gateway.gateway._recalling
+        async with reading:
+            call = gateway.start(CHAT)
+            await gateway.until(lambda: bool(reading._waiters))
+            await pause(gateway)
+        assert (await call).status_code == 200
+        assert await added_to(gateway) >= PAUSE_SECONDS
+
+
+async def test_what_is_added_is_neither_the_upload_nor_the_wait(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, inflight=1) as gateway:
+        await gateway.ask(CHAT)
+        before = await added_to(gateway)
+
+        async def slowly() -> AsyncIterator[bytes]:
+            body = json.dumps(asking(CHAT, "[[until go]]")).encode()
+            yield body[:20]
+            await pause(gateway)
+            yield body[20:]
+
+        json_type = {"content-type": "application/json"}
+        sending = gateway.client.post(CHAT, content=slowly(), headers=json_type)
+        first = asyncio.create_task(sending)
+        await gateway.until(lambda: len(gateway.calls) == 1)
+        second = gateway.start(CHAT)
+        await gateway.until_waiting()
+        await pause(gateway)
+        gateway.upstream.releases.add("go")
+        assert {(await one).status_code for one in (first, second)} == {200}
+        assert await added_to(gateway) - before < PAUSE_SECONDS
+
+
+async def test_the_wait_for_the_ledger_is_a_wait(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.db"
+    text = POOR.replace('"0"', '"5"')
+    async with gateway_service(tmp_path, text, store=f"sqlite:///{path}") as gateway:
+        await gateway.record(await gateway.ask(CHAT))
+        before = await added_to(gateway)
+        with closing(apsw.Connection(str(path))) as another:
+            another.execute("BEGIN IMMEDIATE")
+            call = gateway.start(CHAT, headers={"x-headgate-project": "poor"})
+            await gateway.until(lambda: any(one.planned for one in gateway.calls._live.values()))
+            await pause(gateway)
+            another.execute("ROLLBACK")
+        record = await gateway.record(await call)
+        assert (record.state.value, record.tries) == ("done", 1)
+        assert (record.started_at or 0.0) - record.created_at >= PAUSE_SECONDS
+        assert await added_to(gateway) - before < PAUSE_SECONDS
 
 
 def test_what_waits_and_runs_is_a_gauge(tmp_path: Path) -> None:

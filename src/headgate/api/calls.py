@@ -269,6 +269,7 @@ def call_body(record: CallRecord, caller: Caller) -> CallBody:
         status=record.status,
         error=error,
         tries=record.tries,
+        max_tokens=record.max_tokens,
         reported=CallTokensBody(
             input_tokens=record.input_tokens,
             cached_tokens=record.cached_tokens,

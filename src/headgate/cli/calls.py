@@ -12,6 +12,7 @@ import click
 from headgate.cli.connection import Connection, connect, connection_options, json_option
 from headgate.cli.output import (
     length_of,
+    naming_unknown,
     past_moment,
     print_json,
     print_json_lines,
@@ -129,7 +130,8 @@ def calls(
     }
     with connect(connection) as client:
         # One more than is shown tells whether there are more.
-        found = _found(client, which, limit=None if is_all else limit + 1)
+        listed = _found(client, which, limit=None if is_all else limit + 1)
+        found = naming_unknown(listed, client, project=project_id, agent=agent_id)
         shown = found if is_all else islice(found, limit)
         if as_json:
             print_json_lines(shown)
@@ -261,10 +263,10 @@ def _reported(said: CallTokensBody) -> str:
 
 
 def _dollars(usd: str, call: CallBody) -> str:
-    """Write an amount; none of a model whose price nobody knows is not one of nothing."""
-    from headgate.core.text import dollars  # noqa: PLC0415
+    """Write an amount as budgets do; none of a model without a price is not one of nothing."""
+    from headgate.core.money import format_usd, read_usd  # noqa: PLC0415
 
-    return "unpriced" if call.is_unpriced and not float(usd) else dollars(usd)
+    return "unpriced" if call.is_unpriced and not float(usd) else format_usd(read_usd(usd))
 
 
 def _amount(amount: CallAmountBody, call: CallBody) -> str:

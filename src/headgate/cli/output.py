@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import click
 import msgspec
@@ -19,6 +19,9 @@ from headgate.errors import CallerError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from headgate.client.sync_client import SyncClient
+
+Thing = TypeVar("Thing")
 
 Row = Sequence[str]
 
@@ -320,3 +323,24 @@ def unknown_name(noun: str, name: str, known: Sequence[str], advice: str) -> Cal
     more = f" and {len(known) - MOST_NAMES:,} more" if len(known) > MOST_NAMES else ""
     listed = f" {noun.capitalize()}s: {names}{more}." if known else ""
     return CallerError(f"There is no {noun} {name}{meant}{listed} {advice}")
+
+
+def naming_unknown(
+    found: Iterator[Thing],
+    client: SyncClient,
+    *,
+    project: str | None,
+    agent: str | None,
+    target: str | None = None,
+) -> Iterator[Thing]:
+    """Give what was found; if that is nothing, say which filters name nothing that there is."""
+    is_empty = True
+    for one in found:
+        is_empty = False
+        yield one
+    if is_empty:
+        from headgate.cli.resources import AGENTS, PROJECTS, TARGETS  # noqa: PLC0415
+
+        for noun, name in ((PROJECTS, project), (AGENTS, agent), (TARGETS, target)):
+            if name:
+                noun.tell_unknown(client, name)

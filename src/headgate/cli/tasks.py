@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options
-from headgate.cli.output import past_moment, print_json_lines, print_tables, tell_more
+from headgate.cli.output import (
+    naming_unknown,
+    past_moment,
+    print_json_lines,
+    print_tables,
+    tell_more,
+)
 
 if TYPE_CHECKING:
     from headgate.client.requests import ListFilter
@@ -91,11 +97,14 @@ def tasks(
     which["omit"] = None if as_json else _without_columns()
     with connect(connection) as client:
         # One more than is shown tells whether there are more.
-        found = client.iterate_tasks(**which) if is_all else _page(client, limit + 1, which)
-        first = list(islice(found, 1))
-        if not first:
-            _tell_unknown(client, which)
-        found = chain(first, found)
+        listed = client.iterate_tasks(**which) if is_all else _page(client, limit + 1, which)
+        found = naming_unknown(
+            listed,
+            client,
+            project=which.get("project_id"),
+            agent=which.get("agent_id"),
+            target=which.get("target"),
+        )
         shown = found if is_all else islice(found, limit)
         if as_json:
             print_json_lines(shown)
@@ -112,20 +121,6 @@ def tasks(
             )
         if not is_all:
             tell_more(found, limit)
-
-
-def _tell_unknown(client: SyncClient, which: ListFilter) -> None:
-    """Say which filters name nothing that the service knows: that may be why nothing is found."""
-    from headgate.cli.resources import AGENTS, PROJECTS, TARGETS  # noqa: PLC0415
-
-    filters = (
-        (PROJECTS, which.get("project_id")),
-        (AGENTS, which.get("agent_id")),
-        (TARGETS, which.get("target")),
-    )
-    for noun, name in filters:
-        if name:
-            noun.tell_unknown(client, name)
 
 
 def _without_columns() -> str:

@@ -38,8 +38,9 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     a key, never the key, and `key_rule` a sentence that says why it was that one. `status` is what
     the client got, `tries` how many requests were sent upstream. `tokens` and `micro_usd` are what
     was booked, and the assumed amounts the part of it that nobody reported. `task_id` is the
-    running task whose call it is. `prompt_chars` is the size of a prompt whose tokens say something
-    of others, and `response_id` the name under which its provider keeps the response.
+    running task whose call it is. `max_tokens` is what the length of its answer was lowered to.
+    `prompt_chars` is the size of a prompt whose tokens say something of others, `answers` how many
+    were asked for, and `response_id` the name under which its provider keeps the response.
     `reservation_id` is set while a response is made in the background: what it held is booked until
     somebody says its cost.
     """
@@ -81,5 +82,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     assumed_micro_usd: int = 0
     is_unpriced: bool = False
     prompt_chars: int = 0
+    answers: int = 1
+    max_tokens: int | None = None
     response_id: str = ""
     reservation_id: str = ""

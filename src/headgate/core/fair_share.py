@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import NamedTuple
 
 import msgspec
 
@@ -135,6 +136,48 @@ class ShareOrder:
 
 def _rank(turn: Turn) -> tuple[int, int, int, Turn]:
     return (turn.guaranteed, turn.used + turn.forgiven, turn.order, turn)
+
+
+class WaitingLane(NamedTuple):
+    """A lane as those see it who wait beside it; the one with the lower `served` goes first."""
+
+    project_id: str
+    waiting: int
+    served: tuple[float, float]
+
+
+def expected_rank(
+    position: int, own: WaitingLane, others: Sequence[WaitingLane], weights: Mapping[str, float]
+) -> int:
+    """Return at which start a task of a lane has its turn, if each start costs as much.
+
+    `position` is its place in its own lane, and the first of both is 1. The lanes of a project take
+    turns, and projects start as much as their weights allow.
+    """
+    rank = position
+    elsewhere: dict[str, list[WaitingLane]] = {}
+    for lane in others:
+        if lane.project_id == own.project_id:
+            rank += _before(position, lane.waiting, goes_first=lane.served < own.served)
+        else:
+            elsewhere.setdefault(lane.project_id, []).append(lane)
+    ahead = 0
+    for project_id, lanes in elsewhere.items():
+        own_weight, weight = weights.get(own.project_id, 0.0), weights.get(project_id, 0.0)
+        turns = rank * weight / own_weight if own_weight else math.inf if weight else rank
+        waiting = sum(lane.waiting for lane in lanes)
+        goes_first = min(lane.served for lane in lanes) < own.served
+        ahead += _before(turns, waiting, goes_first=goes_first)
+    return rank + ahead
+
+
+def _before(turns: float, waiting: int, *, goes_first: bool) -> int:
+    """Return how many start of a queue that has had so many turns when another has its own."""
+    if turns > waiting:
+        return waiting
+    sure = max(0, math.ceil(turns) - 1)
+    # The last of these turns comes at the same time.
+    return sure + (goes_first and turns == sure + 1)
 
 
 class BudgetManager:

@@ -1155,6 +1155,19 @@ class LaneIndex:
         project = self.projects.get(project_id)
         return 0 if project is None else project.ready
 
+    def lanes_at(self, target: str) -> dict[Lane, int]:
+        """Return how much waits for a target in each lane, but not for a known time.
+
+        It looks at every gate, so it is for people, and not for a decision.
+        """
+        found: dict[Lane, int] = {}
+        for gate, lanes in self.gate_lanes.items():
+            is_later = any(one.until is not None for one in gate.closed_by.values())
+            if GatePart("target", target) in gate.parts and not is_later:
+                for lane in lanes:
+                    found[lane] = found.get(lane, 0) + lane.behind(gate)
+        return found
+
     def gate_of(self, task: Task) -> Gate:
         """Return the gate that the task stands behind."""
         return self.gates.gate(gate_key(task, self._pull_targets))

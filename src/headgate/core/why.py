@@ -17,6 +17,7 @@ from msgspec.structs import replace as replaced
 from headgate.core.budgets.ledger import Refused
 from headgate.core.budgets.scopes import ROOT, Scope, is_within
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Waiting
+from headgate.core.fair_share import WaitingLane, expected_rank
 from headgate.core.gates import (
     GatePart,
     gate_key,
@@ -25,6 +26,7 @@ from headgate.core.gates import (
     read_grant_part,
     read_kind_part,
 )
+from headgate.core.lane_index import lane_kind
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -50,7 +52,7 @@ from headgate.core.reasons import (
     expiry_warning,
 )
 from headgate.core.scheduler import Explanation
-from headgate.core.snapshot import BUILT_IN_AGENT, Agent
+from headgate.core.snapshot import BUILT_IN_AGENT, WORKING, Agent
 from headgate.core.task import UPSTREAM_PREFIX, Task, is_worker
 
 MAX_HOLDERS = 10
@@ -143,6 +145,26 @@ def warning_at_submit(dispatch_state: DispatchState, task: Task) -> str:
         return ""
     reason = GateClosed(kind=latest.kind, name=latest.name, until=latest.until, why=latest.why)
     return expiry_warning(reason, task.deadline)
+
+
+def start_rank(dispatch_state: DispatchState, call: Task, position: int, now: float) -> int:
+    """Return at which start at its upstream a call has its turn, the first is 1.
+
+    `position` is its place among the calls of its lane that wait for this upstream.
+    """
+    key = (call.project_id, call.agent_id, lane_kind(call))
+    projects = dispatch_state.settings.projects
+    weights = {one.id: one.credit_weight for one in projects if one.status in WORKING}
+    own = WaitingLane(call.project_id, position, (0.0, 0.0))
+    others = []
+    for lane, waiting in dispatch_state.index.lanes_at(call.target or "").items():
+        served = (lane.served_tick, -(lane.longest_wait(now) or 0.0))
+        seen = WaitingLane(lane.project_id, waiting, served)
+        if (lane.project_id, lane.owner, lane.kind) == key:
+            own = seen
+        elif lane.project_id in weights:
+            others.append(seen)
+    return expected_rank(position, own, others, weights)
 
 
 def _lasting(reason: Reason) -> Lasting:

@@ -42,7 +42,7 @@ from headgate.core.rate_limits import RateCharge
 from headgate.core.reasons import ClientAway
 from headgate.core.task import UPSTREAM_PREFIX, Progress, Task, TaskRecord
 from headgate.core.task_money import OpenCalls
-from headgate.core.why import TaskReason, reasons
+from headgate.core.why import TaskReason, reasons, start_rank
 from headgate.engine.escrow import Draw, Escrow
 from headgate.engine.task_calls import TaskCalls, TaskDraw
 from headgate.errors import (
@@ -1264,18 +1264,22 @@ class Calls:
         now = self._now()
         found = reasons(state, call_id, now, is_own, bounds.may_charge)
         position = self._position(record)
+        expected = self._expected(self._live[call_id], state, found, now)
         return CallWhy(
             call_id=call_id,
             state=record.state,
             reasons=found,
             position=position,
-            expected_seconds=self._expected(call_id, found, position, now),
+            expected_seconds=expected,
             slot=record.slot,
             key_rule=record.key_rule,
         )
 
-    def _position(self, record: CallRecord) -> int:
-        """Return the place of a call among those of its agent that wait, the first is 1."""
+    def _position(self, record: CallRecord, target: str | None = None) -> int:
+        """Return the place of a call among those of its agent that wait, the first is 1.
+
+        With a target only those that wait for that count.
+        """
         own = (record.priority, record.created_at, record.id)
         return 1 + sum(
             (one.record.priority, one.record.created_at, one.id) < own
@@ -1283,17 +1287,21 @@ class Calls:
             if one.record.state is CallState.WAITING
             and one.record.project_id == record.project_id
             and one.record.agent_id == record.agent_id
+            and (target is None or one.route.target == target)
         )
 
     def _expected(
-        self, call_id: str, found: tuple[TaskReason, ...], position: int, now: float
+        self, call: LiveCall, state: DispatchState, found: tuple[TaskReason, ...], now: float
     ) -> float | None:
         """Return about how long a call waits: until a time that is known, or at the latest pace."""
         times = [one.until for one in found if one.until is not None]
         if times:
             return max(0.0, max(times) - now)
-        _, seconds = self._intervals.get(self._live[call_id].route.target, (0.0, 0.0))
-        return position * seconds if seconds else None
+        target = call.route.target
+        _, seconds = self._intervals.get(target, (0.0, 0.0))
+        if not seconds:
+            return None
+        return seconds * start_rank(state, call.task, self._position(call.record, target), now)
 
     def _note_start(self, target: str, now: float) -> None:
         """Learn the pace at which an upstream takes calls while some wait."""

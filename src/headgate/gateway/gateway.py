@@ -57,7 +57,7 @@ from headgate.core.lifecycle import Failed, Limited
 from headgate.core.money import plain_usd
 from headgate.core.task import read_traceparent
 from headgate.core.task_money import TASK_TOKEN_PREFIX
-from headgate.core.text import did_you_mean
+from headgate.core.text import did_you_mean, duration
 from headgate.engine.call_registry import (
     CallDraft,
     CallEnd,
@@ -68,7 +68,13 @@ from headgate.engine.call_registry import (
 )
 from headgate.engine.call_registry import Route as CallRoute
 from headgate.engine.task_calls import Offer, TaskAttempt
-from headgate.errors import CallerError, HeadgateError, NotDispatchingError, StoreError
+from headgate.errors import (
+    CallerError,
+    HeadgateError,
+    NotDispatchingError,
+    StoreError,
+    to_call,
+)
 from headgate.executors.executor import shortened
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
@@ -225,6 +231,9 @@ MANY_VALUES = 10_000
 
 LONGEST_ANSWER = 1_000_000
 MAX_WARNING_BYTES = 1_000
+MOST_ANSWERS = 1_000_000
+"""How many answers to a call are kept as asked for; a request may name any number."""
+
 _MARGIN_BYTES = 1_000
 _MOST_DIGITS = 10
 _OK = 200
@@ -310,6 +319,9 @@ class Client:
         loop = asyncio.get_running_loop()
         self._time = loop.time
         self.came_at = loop.time()
+        self.began_at = 0.0
+        """Since when this node has worked on its request, less the time of the upload."""
+
         self.left_at = 0.0
         self.has_gone = False
         self.has_head = False
@@ -456,7 +468,6 @@ class Asked:
     __slots__ = (
         "__weakref__",
         "added_seconds",
-        "began_at",
         "body",
         "cache_seconds",
         "call",
@@ -465,7 +476,6 @@ class Asked:
         "is_free",
         "is_large",
         "live",
-        "max_tokens",
         "members",
         "method",
         "name",
@@ -488,7 +498,6 @@ class Asked:
         call: ModelCall,
         body: RequestBody,
     ) -> None:
-        self.began_at = perf_counter()
         self.waited_seconds = self.added_seconds = 0.0
         self.response_model = ""
         self.cache_seconds = 0.0
@@ -513,9 +522,6 @@ class Asked:
 
         self.refused_keys: dict[str, int] = {}
         """The keys with which it got a 401 or 403, as people are told of them, and which it was."""
-
-        self.max_tokens: int | None = None
-        """What the length of its answer was lowered to."""
 
         self.reserve = sender.reserve
         self.is_large = False
@@ -762,6 +768,7 @@ class Gateway:
         headers = [_JSON, *answer.headers, *refusal.headers]
         if client.live is not None:
             headers += call_headers(client.live, self._api.engine.now)
+            headers += self._budget_headers(client.live.record, client.request.caller.bounds)
         await client.whole(answer.status, headers, answer.body)
 
     async def _serve(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
@@ -818,6 +825,7 @@ class Gateway:
 
     async def _answer(self, client: Client, prefixed: Path, protocol: Protocol | None) -> None:
         """Answer a request at the node that decides."""
+        client.began_at = perf_counter()
         request, path = client.request, prefixed.rest
         if self._recalled != self._api.engine.dispatcher.leads_since:
             await self._recall()
@@ -1211,7 +1219,9 @@ class Gateway:
         """Read a call; a large body is read while others go on."""
         body = client.body_at_once()
         if body is None:
+            since = perf_counter()
             body = await client.whole_body()
+            client.began_at += perf_counter() - since
         if not _is_large(body):
             call = read_call(protocol.path, body)
             return Asked(client, sender, protocol, call, RequestBody(body))
@@ -1352,8 +1362,9 @@ class Gateway:
                 self._not_answered(live, refusal)
             raise
         except CallRefusedError as error:
-            self._not_answered(live, _of_budget(error, str(error)))
-            raise _of_budget(error, asked.sender.caller.told(str(error))) from None
+            line = self._advised(asked, live, str(error))
+            self._not_answered(live, _of_budget(error, line))
+            raise _of_budget(error, asked.sender.caller.told(line)) from None
         except NotDispatchingError:
             self._calls.hand_over(live)
             asked.client.read_again(await self._body_of(asked))
@@ -1419,6 +1430,7 @@ class Gateway:
             upstream_model=name if name != call.model else "",
             protocol=asked.name,
             is_stream=call.is_stream,
+            answers=min(call.answers, MOST_ANSWERS),
             priority=who.priority,
             scopes=who.scopes,
             client=who.client,
@@ -1453,7 +1465,11 @@ class Gateway:
 
     async def _until_answered(self, asked: Asked, live: LiveCall) -> None:
         while True:
-            grant = self._calls.admit_at_once(live) or await self._granted(asked, live)
+            grant = self._calls.admit_at_once(live)
+            if grant is None:
+                since = perf_counter()
+                grant = await self._granted(asked, live)
+                asked.waited_seconds += perf_counter() - since
             if asked.client.has_gone:
                 raise _ClientLeft
             upstream = self._check_upstream(live)
@@ -1467,9 +1483,7 @@ class Gateway:
     async def _granted(self, asked: Asked, live: LiveCall) -> Grant:
         while True:
             if not live.turn.done():
-                since = perf_counter()
                 await self._wait(asked, live)
-                asked.waited_seconds += perf_counter() - since
             try:
                 grant = self._calls.admit_at_once(live) or await self._calls.admit(live)
             except CallRefusedError as error:
@@ -1587,7 +1601,7 @@ class Gateway:
         longest = self._longest_within(asked, live.route.model, refused.unit, left)
         if not longest:
             return False
-        asked.max_tokens = longest
+        live.change(max_tokens=longest)
         path, body = asked.protocol.path, await self._body_of(asked)
         if _is_large(body):
             body = await asyncio.to_thread(with_max_tokens, path, body, longest)
@@ -1598,6 +1612,17 @@ class Gateway:
         asked.body.change(body)
         self._calls.move(live, live.route)
         return True
+
+    def _advised(self, asked: Asked, live: LiveCall, line: str) -> str:
+        """Return why a budget refuses a call; a length that it does not set cannot be lowered."""
+        call = asked.call
+        if call.bound_tokens is not None or asked.name == OTHER:
+            return line
+        field = "max_output_tokens" if asked.protocol is Protocol.RESPONSES else "max_tokens"
+        is_strict = asked.reserve is Reserve.STRICT
+        window = self._prices.context_window(live.route.model) if is_strict else None
+        reserved = None if window is None else call.answers * window
+        return to_call(line, field, reserved_tokens=reserved)
 
     def _longest_within(self, asked: Asked, model: str, unit: Unit, left: int) -> int:
         """Return how long an answer may be for the call to hold no more than is left; 0 is none."""
@@ -1653,10 +1678,16 @@ class Gateway:
             self._calls.move(live, route)
 
     def _why(self, asked: Asked, live: LiveCall) -> str:
+        """Say why a call waits, which position it has, and about how long it still waits."""
         found = self._calls.why(live.id, asked.sender.caller.bounds)
         if found is None or not found.reasons:
             return "others go first"
-        return found.reasons[0].message
+        line = found.reasons[0].message
+        if found.position is not None:
+            line += f"; position {found.position} among the waiting calls of its agent"
+        if found.expected_seconds is not None:
+            line += f", about {duration(max(1.0, found.expected_seconds))} to go"
+        return line
 
     # At the upstream.
 
@@ -1678,7 +1709,7 @@ class Gateway:
         else:
             lines += header_lines((credentials.header, *upstream.headers))
         if not live.record.tries:
-            asked.added_seconds = perf_counter() - asked.began_at - asked.waited_seconds
+            asked.added_seconds = perf_counter() - asked.client.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
         body = asked.body.at_once or await self._body_of(asked)
         if asked.is_large:
@@ -1843,7 +1874,10 @@ class Gateway:
 
         A key without credit is closed for everybody. What is the client's own it alone is told of.
         """
-        said = error_in(body).said or f"status {status}"
+        error = error_in(body)
+        said = error.said or f"status {status}"
+        if shortage is Shortage.PROVIDER:
+            said = f"{error.asked_provider}: {said}"
         has_clients_key = not (live.route.has_slots or live.route.is_shared)
         if shortage is Shortage.CREDIT and not has_clients_key:
             place = self._upstreams.key_place(upstream, grant.slot)
@@ -2164,19 +2198,25 @@ class Gateway:
             return await response.read()
 
     def _headers(self, asked: Asked, live: LiveCall) -> list[tuple[bytes, bytes]]:
-        """Return what an answer says of its call: what it waited, and what its budgets have left.
+        """Return what an answer says of its call: its wait, and what its budgets have left."""
+        headers = call_headers(live, self._api.engine.now)
+        if live.record.max_tokens is not None:
+            headers.append((b"x-headgate-max-tokens", b"%d" % live.record.max_tokens))
+        headers += self._budget_headers(live.record, asked.sender.caller.bounds)
+        if asked.sender.warning:
+            headers.append((b"x-headgate-warning", asked.sender.warning))
+        return headers
+
+    def _budget_headers(self, record: CallRecord, bounds: Bounds) -> list[tuple[bytes, bytes]]:
+        """Return what the budgets of a call have left, as far as a token may see it.
 
         Codex shows its user how much of each window is used.
         """
-        headers = call_headers(live, self._api.engine.now)
-        if asked.max_tokens is not None:
-            headers.append((b"x-headgate-max-tokens", b"%d" % asked.max_tokens))
-        found = self._remaining.get(asked.who.scopes, asked.sender.caller.bounds)
+        headers = []
+        found = self._remaining.get(record.scopes, bounds)
         if found.micro_usd is not None:
             headers.append((b"x-headgate-remaining-usd", found.usd))
-        if asked.sender.warning:
-            headers.append((b"x-headgate-warning", asked.sender.warning))
-        if asked.who.client == CODEX:
+        if record.client == CODEX:
             headers += codex_headers(found.windows)
         return headers
 
@@ -2473,6 +2513,7 @@ def _learn_again(estimates: CallEstimates, record: CallRecord) -> None:
         chars=record.prompt_chars,
         input_tokens=record.input_tokens or 0,
         output_tokens=record.output_tokens,
+        answers=record.answers,
     )
 
 

@@ -280,22 +280,33 @@ class CallEstimates:
 
         Return how long the prompt is that this was learned from, as `measured_chars` does.
         """
-        length = -(-usage.output_tokens // max(call.answers, 1))
         chars = measured_chars(call)
         self.learn_of(
-            model, project_id, chars=chars, input_tokens=usage.input_tokens, output_tokens=length
+            model,
+            project_id,
+            chars=chars,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            answers=call.answers,
         )
         return chars
 
     def learn_of(
-        self, model: str, project_id: str, *, chars: int, input_tokens: int, output_tokens: int
+        self,
+        model: str,
+        project_id: str,
+        *,
+        chars: int,
+        input_tokens: int,
+        output_tokens: int,
+        answers: int,
     ) -> None:
-        """Learn from one response, and from its prompt if its size says something of others.
+        """Learn from the responses to a request, and from its prompt if its size says something.
 
         A count that no prompt of that size can have is not taken.
         """
         # A provider has counted it, so that other projects may begin with it.
-        length = max(output_tokens, 0)
+        length = max(-(-output_tokens // max(answers, 1)), 0)
         sample = estimates.Sample(tokens=length, is_done=True, is_priced=self._is_measured)
         self._lengths.feed(_kind(project_id, model)[0], sample)
         most = _MOST_RATIO * chars + HIDDEN_TOKENS

@@ -135,6 +135,13 @@ class ProviderError(msgspec.Struct):
     message: object = None
     type: object = None
     code: object = None
+    metadata: object = None
+
+    @property
+    def asked_provider(self) -> str:
+        """The name of the provider that OpenRouter asked for an answer; "" if it names none."""
+        found = self.metadata.get("provider_name") if isinstance(self.metadata, dict) else None
+        return found if isinstance(found, str) else ""
 
     @property
     def said(self) -> str:
@@ -216,6 +223,7 @@ class Shortage(Enum):
     """Of what a key has too little for a request."""
 
     CREDIT = "its credit is used up, whatever is asked with it"
+    PROVIDER = "one provider of a model has no credit for it, and others may have"
     REQUEST = "this request asks for more than the key may use at a time"
 
 
@@ -252,7 +260,8 @@ MAX_SAID_CHARACTERS = 300
 def shortage_of(status: int, body: bytes, *, model: str) -> Shortage | None:
     """Tell of what a key has too little by an answer; None if the answer is about other things.
 
-    A 402 is about the credit of the account, unless it says that a smaller request would be taken.
+    A 402 is about the credit of the account, unless it says that a smaller request would be taken,
+    or names the provider behind the upstream that has answered so: a request may choose that one.
     The message of a 400 or 403 counts only where the `model` is not in it, and it is not about a
     field: a client may have named either like the words of the provider.
     """
@@ -260,20 +269,21 @@ def shortage_of(status: int, body: bytes, *, model: str) -> Shortage | None:
         return None
     error = error_in(body)
     said = error.said
+    credit = Shortage.PROVIDER if error.asked_provider else Shortage.CREDIT
     if status in (_BAD_REQUEST, _FORBIDDEN) and (_OF_FIELD in said or (model and model in said)):
         said = ""
     if status in (_PAYMENT_REQUIRED, _TOO_MANY):
         if "budget_exceeded" in error.codes or _REQUEST_SAID.match(said) or _asks_too_much(said):
             return Shortage.REQUEST
         if status == _PAYMENT_REQUIRED:
-            return Shortage.CREDIT
+            return credit
     if not error.codes.isdisjoint(_CREDIT_CODES):
-        return Shortage.CREDIT
+        return credit
     if status == _TOO_MANY:
         # Gemini says the same of its limits by the minute, with the status as code.
         is_quota = str(_TOO_MANY) not in error.codes and _QUOTA_SAID.match(said)
-        return Shortage.CREDIT if is_quota else None
-    return Shortage.CREDIT if _CREDIT_SAID.match(said) else None
+        return credit if is_quota else None
+    return credit if _CREDIT_SAID.match(said) else None
 
 
 def _asks_too_much(said: str) -> bool:

@@ -82,6 +82,8 @@ class CallBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel")
     error: str | None = None
     tries: int = 0
     """How many requests were sent upstream."""
+    max_tokens: int | None = None
+    """What the setting `clamp` lowered the length of the answer to."""
     reported: CallTokensBody = CallTokensBody()
     """The tokens that the upstream reported."""
     reserved: CallAmountBody | None = None
