@@ -140,6 +140,16 @@ async def test_output_that_grows_when_it_is_written_as_json_is_cut_until_it_fits
     assert result_of(outcome)["stdoutCut"] is True
 
 
+async def test_no_result_is_larger_than_the_target_allows() -> None:
+    target = shell("head -c 5000 /dev/zero", max_output_bytes=5_000, max_result_bytes=3_000)
+    async with opened(target, environ=PATH) as executor:
+        outcome = await executor.execute(order())
+    assert isinstance(outcome, Succeeded)
+    assert outcome.result is not None
+    assert 1_000 < len(bytes(outcome.result)) <= 3_000
+    assert result_of(outcome)["stdoutCut"] is True
+
+
 @pytest.mark.parametrize("code", [0, 1])
 async def test_usage_is_looked_for_in_slices(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A megabyte of output may have a million lines, and each may tell of usage."""

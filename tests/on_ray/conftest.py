@@ -44,6 +44,17 @@ kind = "ray"
 address = "{address}"
 command = ["cat"]
 
+[targets.printer]
+kind = "ray"
+address = "{address}"
+command = ["sh", "-c", "yes | head -c 600000"]
+
+[targets.brief]
+kind = "ray"
+address = "{address}"
+command = ["sh", "-c", "yes | head -c 600000"]
+max_result_bytes = 10000
+
 [targets.second]
 kind = "ray"
 address = "{address}"

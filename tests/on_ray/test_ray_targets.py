@@ -60,6 +60,16 @@ def test_a_command_runs_in_the_cluster(service: ServiceProcess) -> None:
     assert task["result"]["json"]["params"] == {"number": 7}
 
 
+def test_as_much_output_of_a_command_is_kept_as_its_result_may_have(
+    service: ServiceProcess,
+) -> None:
+    whole = service.wait_for(service.submit(target="printer"), seconds=SECONDS)["result"]
+    assert (len(whole["stdout"]), "stdoutCut" in whole) == (600_000, False)
+    cut = service.wait_for(service.submit(target="brief"), seconds=SECONDS)["result"]
+    assert 2_000 < len(cut["stdout"]) < 10_000
+    assert cut["stdoutCut"] is True
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

@@ -114,6 +114,7 @@ class CommandExecutor:
             cwd=self._target.cwd or (None if self._user is None else self._user.directory),
             stdin=order_json(order),
             max_output_bytes=self._target.max_output_bytes,
+            max_result_bytes=self._target.max_result_bytes,
             kill_grace_seconds=self._target.kill_grace_seconds,
             no_new_privileges=self._target.no_new_privileges,
             user=self._user,
@@ -181,6 +182,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     stdin: bytes
     max_output_bytes: int
     kill_grace_seconds: float
+    max_result_bytes: int = MAX_RESULT_BYTES
     no_new_privileges: bool = False
     user: CommandUser | None = None
 
@@ -254,7 +256,7 @@ class Children:
             await _carried_through(group.stop(child.kill_grace_seconds))
             raise
         if code == 0:
-            return await in_slices(self._succeeded(group))
+            return await in_slices(self._succeeded(group, child.max_result_bytes))
         return await in_slices(self._failed(group, code))
 
     def not_started(self, problem: str, *, is_transient: bool) -> Failed:
@@ -284,12 +286,12 @@ class Children:
             sets_user=not self._launcher.sets_user,
         )
 
-    def _succeeded(self, group: ProcessGroup) -> Steps[Succeeded]:
+    def _succeeded(self, group: ProcessGroup, max_result_bytes: int) -> Steps[Succeeded]:
         stdout, stderr = group.stdout, group.stderr
         length = max(len(stdout.text), len(stderr.text))
         raw = yield from _result(stdout, stderr, length)
         # Written as JSON a text may be six times as long, and is cut again until it fits.
-        while len(raw) > MAX_RESULT_BYTES:
+        while length and len(raw) > max_result_bytes:
             length //= 2
             raw = yield from _result(stdout, stderr, length)
         usage = yield from usage_steps(stdout.head, self._prices)
