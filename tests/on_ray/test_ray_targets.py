@@ -400,6 +400,14 @@ def test_the_latest_report_shows_and_goes_on_after_a_restart(
     assert "progress" not in task
 
 
+def test_a_command_reports_progress(service: ServiceProcess, tmp_path: Path) -> None:
+    task_id = service.submit(target="reporter")
+    wait_for_progress(service, task_id, 0.4)
+    assert service.task(task_id)["progress"]["text"] == "12 of 30 files"
+    (tmp_path / "release").touch()
+    assert service.wait_for(task_id, seconds=SECONDS)["state"] == "done"
+
+
 def test_work_that_ended_meanwhile_is_collected(service: ServiceProcess, tmp_path: Path) -> None:
     file, release = tmp_path / "lines", tmp_path / "release"
     params = {"file": str(file), "seconds": 600, "release": str(release)}
