@@ -29,6 +29,9 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=10_000, help="gateway: calls a backend")
     parser.add_argument("--slots", type=int, default=1_000, help="slots: how many")
     parser.add_argument("--failovers", type=int, default=50, help="failovers a backend")
+    parser.add_argument(
+        "--versions", type=int, default=3, help="upgrade: from how many, the latest first"
+    )
     parser.add_argument("--days", type=int, default=7, help="slots: virtual days")
     parser.add_argument(
         "--estimates",

@@ -599,9 +599,9 @@ class PostgresServer:
     ) -> None:
         self._folder = folder
         self._data = folder / "data"
-        self._binaries = _postgres_installation(folder) / "bin"
+        self.binaries = _postgres_installation(folder) / "bin"
         self._user = UNPRIVILEGED if os.geteuid() == 0 else None
-        command = [str(self._binaries / "postgres"), "-D", str(self._data), "-k", str(folder)]
+        command = [str(self.binaries / "postgres"), "-D", str(self._data), "-k", str(folder)]
         command += [*POSTGRES_SETTINGS, *(() if is_durable else NOT_DURABLE), *settings]
         self._process = _Process(command, folder, user=self._user)
         self.socket_path = folder / ".s.PGSQL.5432"
@@ -645,7 +645,7 @@ class PostgresServer:
         shutil.rmtree(self._data, ignore_errors=True)
         if self._user is not None:
             shutil.chown(self._folder, self._user)
-        command = [str(self._binaries / "pg_basebackup"), "-D", str(self._data), "-R", "-X"]
+        command = [str(self.binaries / "pg_basebackup"), "-D", str(self._data), "-R", "-X"]
         command += ["stream", "--checkpoint=fast", "--no-sync", "-h", str(primary.folder)]
         self._run([*command, "-U", "postgres"])
         self._process.spawn()
@@ -680,7 +680,7 @@ class PostgresServer:
     def _initialize(self) -> None:
         if self._user is not None:
             shutil.chown(self._folder, self._user)
-        command = [str(self._binaries / "initdb"), "-D", str(self._data), "-A", "trust"]
+        command = [str(self.binaries / "initdb"), "-D", str(self._data), "-A", "trust"]
         command += ["-U", "postgres", "--no-sync", "--locale=C", "--encoding=UTF8"]
         self._run(command)
 

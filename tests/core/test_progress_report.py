@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from contextvars import copy_context
+from pathlib import Path
 
 import pytest
 
@@ -62,8 +64,12 @@ def test_a_report_goes_to_whoever_runs_the_attempt() -> None:
     assert reported() == [ProgressReport()]
 
 
-def test_a_report_never_fails_the_work() -> None:
+def test_a_report_never_fails_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     headgate.report_progress(0.5, "nobody runs this")
+    os.mkfifo(tmp_path / "unread")
+    for name in ("unread", "missing"):
+        monkeypatch.setenv("HEADGATE_PROGRESS", str(tmp_path / name))
+        headgate.report_progress(0.5, "nobody reads this")
     assert reported("half") == []
 
     def refuse(_: ProgressReport) -> None:

@@ -16,10 +16,12 @@ import pytest
 
 from executors.orders import CHAT, failure_of, opened, order, result_of
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
+from headgate.core.task import ProgressReport
 from headgate.errors import InvalidSettingError
 from headgate.executors import executor
 from headgate.executors.build import build_executor
-from headgate.executors.executor import Executor
+from headgate.executors.command import reported_in
+from headgate.executors.executor import Executor, taking_reports
 from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget
 from headgate.providers import usage
 from headgate.testing import VirtualClock
@@ -101,7 +103,7 @@ async def test_a_command_gets_the_task_as_json_and_as_variables() -> None:
     assert own == {
         "HEADGATE_TASK_ID": "t-1", "HEADGATE_ATTEMPT": "2", "HEADGATE_PROJECT_ID": "search",
         "HEADGATE_AGENT_ID": "coder", "HEADGATE_DEADLINE": "1767225600.500",
-        "HEADGATE_SLOT": "work", "TRACEPARENT": "00-1-2-01",
+        "HEADGATE_SLOT": "work", "HEADGATE_PROGRESS": "/dev/null", "TRACEPARENT": "00-1-2-01",
     }  # fmt: skip
 
 
@@ -137,6 +139,16 @@ async def test_output_that_grows_when_it_is_written_as_json_is_cut_until_it_fits
     assert isinstance(outcome, Succeeded)
     assert outcome.result is not None
     assert len(bytes(outcome.result)) <= MAX_RESULT_BYTES
+    assert result_of(outcome)["stdoutCut"] is True
+
+
+async def test_no_result_is_larger_than_the_target_allows() -> None:
+    target = shell("head -c 5000 /dev/zero", max_output_bytes=5_000, max_result_bytes=3_000)
+    async with opened(target, environ=PATH) as executor:
+        outcome = await executor.execute(order())
+    assert isinstance(outcome, Succeeded)
+    assert outcome.result is not None
+    assert 1_000 < len(bytes(outcome.result)) <= 3_000
     assert result_of(outcome)["stdoutCut"] is True
 
 
@@ -436,3 +448,107 @@ def test_a_wrong_target_is_refused_by_name(target: CommandTarget, setting: str, 
 def test_braces_of_other_languages_are_left_alone() -> None:
     target = CommandTarget(command=("awk", "{print $1}", "{}", "{name}"))
     build_executor("it", target, environ={}, clock=VirtualClock())
+
+
+# How far a command says it is.
+
+
+@pytest.fixture
+def reports() -> asyncio.Queue[ProgressReport]:
+    """Give what the attempts of a test report, one after another."""
+    return asyncio.Queue()
+
+
+async def next_of(reports: asyncio.Queue[ProgressReport]) -> ProgressReport:
+    async with asyncio.timeout(30):
+        return await reports.get()
+
+
+LINES: list[tuple[bytes, tuple[float | None, str]]] = [
+    (b"0.4 12 of 30 files", (0.4, "12 of 30 files")),
+    (b"1", (1.0, "")),
+    (b".25\tdone", (0.25, "done")),
+    (b"12 of 30 files", (None, "12 of 30 files")),
+    (b"40% done", (None, "40% done")),
+    (b"0.4% done", (None, "0.4% done")),
+    (b'{"fraction": 0.4, "text": "half"}', (0.4, "half")),
+    (b'{"text": "half"}', (None, "half")),
+    (b'{"fraction": "half"}', (None, '{"fraction": "half"}')),
+    (b'{"a": ' + 2_000 * b"[", (None, '{"a": ' + 2_000 * "[")),
+    (b"0.5 \xff", (0.5, "\ufffd")),
+    (b"", (None, "")),
+]
+
+
+@pytest.mark.parametrize(("line", "report"), LINES)
+def test_a_line_is_a_fraction_a_text_or_both(line: bytes, report: tuple[float | None, str]) -> None:
+    fraction, text = reported_in(line)
+    assert (fraction, text.strip()) == report
+
+
+OWN_PYTHON = f"{sys.executable} -c 'import headgate; headgate.report_progress(0.4, \"12 of 30\")'"
+FROM_ANOTHER = (
+    f'{sys.executable} -c \'import subprocess; subprocess.run(["sh", "-c",'
+    ' "echo 0.4 12 of 30 > $HEADGATE_PROGRESS"])\''
+)
+
+
+@on_each_loop
+@pytest.mark.parametrize(
+    "script", ["echo 0.4 12 of 30 >> $HEADGATE_PROGRESS", OWN_PYTHON, FROM_ANOTHER]
+)
+async def test_a_command_and_what_it_starts_report_progress(
+    script: str, fifo: Path, reports: asyncio.Queue[ProgressReport]
+) -> None:
+    taking_reports.set(reports.put_nowait)
+    async with opened(shell(f"{script}; read x < {fifo}"), environ=PATH) as executor:
+        running = asyncio.ensure_future(executor.execute(order()))
+        assert await next_of(reports) == ProgressReport(fraction=0.4, text="12 of 30")
+        await asyncio.to_thread(fifo.write_text, "\n")
+        assert result_of(await running)["exitCode"] == 0
+
+
+@on_each_loop
+async def test_a_flood_of_reports_is_read_and_the_last_one_counts(
+    fifo: Path, reports: asyncio.Queue[ProgressReport]
+) -> None:
+    taking_reports.set(reports.put_nowait)
+    script = (
+        "exec 3> $HEADGATE_PROGRESS; yes 0.1 some | head -n 300000 >&3;"
+        f" head -c 3000000 /dev/zero >&3; echo >&3; echo 0.9 last >&3; read x < {fifo}"
+    )
+    async with opened(shell(script), environ=PATH) as executor:
+        running = asyncio.ensure_future(executor.execute(order()))
+        while (await next_of(reports)).text != "last":
+            assert reports.qsize() < 1_000
+        await asyncio.to_thread(fifo.write_text, "\n")
+        assert result_of(await running)["exitCode"] == 0
+
+
+async def test_no_pipe_outlives_its_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: asyncio.Queue[ProgressReport]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    taking_reports.set(reports.put_nowait)
+    before = descriptors()
+    for script in ("test -p $HEADGATE_PROGRESS", "rm $HEADGATE_PROGRESS"):
+        async with opened(shell(script), environ=PATH) as executor:
+            assert result_of(await executor.execute(order()))["exitCode"] == 0
+    async with opened(CommandTarget(command=("/no/such",)), environ=PATH) as executor:
+        failure_of(await executor.execute(order()))
+    assert descriptors() == before
+    assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_a_command_runs_where_there_can_be_no_pipe(
+    monkeypatch: pytest.MonkeyPatch, reports: asyncio.Queue[ProgressReport]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    taking_reports.set(reports.put_nowait)
+    script = "echo 0.5 > $HEADGATE_PROGRESS; echo $HEADGATE_PROGRESS"
+    async with opened(shell(script), environ=PATH) as executor:
+        assert result_of(await executor.execute(order()))["stdout"] == f"{os.devnull}\n"
+    assert reports.empty()

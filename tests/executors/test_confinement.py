@@ -22,6 +22,7 @@ from executors.orders import failure_of, opened, order, result_of
 from executors.test_command import PATH, children, read_line, shell, wait_for_end
 from headgate import redaction
 from headgate.core.lifecycle import Outcome
+from headgate.core.task import ProgressReport
 from headgate.errors import InvalidSettingError
 from headgate.executors import command, confinement
 from headgate.executors.confinement import (
@@ -35,8 +36,9 @@ from headgate.executors.confinement import (
     kill_marked,
     marked,
     new_mark,
+    pipe_folder,
 )
-from headgate.executors.executor import Executor
+from headgate.executors.executor import Executor, taking_reports
 from headgate.executors.targets import CommandTarget
 
 if sys.platform != "linux":
@@ -116,9 +118,41 @@ async def test_a_command_sees_no_variable_that_was_not_meant_for_it(
     async with opened(target, environ=environ) as executor:
         said = said_by(await executor.execute(order()))
     names = {line.partition("=")[0] for line in said.splitlines()}
-    own = {f"HEADGATE_{one}" for one in ("TASK_ID", "ATTEMPT", "PROJECT_ID", "AGENT_ID")}
+    own = {
+        f"HEADGATE_{one}" for one in ("TASK_ID", "ATTEMPT", "PROJECT_ID", "AGENT_ID", "PROGRESS")
+    }
     # The shell that runs `env` here adds the last two.
     assert names - {"PWD", "_"} == {"PATH", "A", "TAKEN", MARK_VARIABLE, *own}
+
+
+# Whom it can tell how far it is.
+
+
+async def test_a_command_of_any_user_reports_progress(fifo: Path, ending: Fields) -> None:
+    reports = asyncio.Queue[ProgressReport]()
+    taking_reports.set(reports.put_nowait)
+    target = shell(f"echo 0.4 some > $HEADGATE_PROGRESS && read x < {fifo}", **ending)
+    async with opened(target, environ=PATH) as executor:
+        running = asyncio.ensure_future(executor.execute(order()))
+        async with asyncio.timeout(30):
+            assert await reports.get() == ProgressReport(fraction=0.4, text="some")
+        await asyncio.to_thread(fifo.write_text, "\n")
+        assert result_of(await running)["exitCode"] == 0
+
+
+def test_pipes_of_services_that_are_gone_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    mark = new_mark()
+    uid, namespace, _, _, attempt = mark.split(".")
+    orphan = f"{uid}.{namespace}.7fffffff.1.{attempt}"
+    for one in (mark, orphan):
+        folder = pipe_folder(one, is_shared=False)
+        folder.mkdir()
+        os.mkfifo(folder / "pipe")
+    confinement._remove_orphaned_folders()
+    assert [*tmp_path.iterdir()] == [pipe_folder(mark, is_shared=False)]
 
 
 # What it leaves behind.

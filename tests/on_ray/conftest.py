@@ -44,6 +44,22 @@ kind = "ray"
 address = "{address}"
 command = ["cat"]
 
+[targets.reporter]
+kind = "ray"
+address = "{address}"
+command = ["sh", "{script}"]
+
+[targets.printer]
+kind = "ray"
+address = "{address}"
+command = ["sh", "-c", "yes | head -c 600000"]
+
+[targets.brief]
+kind = "ray"
+address = "{address}"
+command = ["sh", "-c", "yes | head -c 600000"]
+max_result_bytes = 10000
+
 [targets.second]
 kind = "ray"
 address = "{address}"
@@ -55,6 +71,11 @@ kind = "ray"
 address = "{address}"
 entry_point = "on_ray.work:run"
 resources = {{ num_gpus = 8 }}
+"""
+
+REPORTER = """\
+echo "0.4 12 of 30 files" > "$HEADGATE_PROGRESS"
+until [ -e {release} ]; do sleep 0.05; done
 """
 
 
@@ -115,7 +136,10 @@ def cluster() -> Iterator[RayCluster]:
 def service(cluster: RayCluster, tmp_path: Path) -> Iterator[ServiceProcess]:
     """Start a service with targets on the cluster; a test may kill it and start it again."""
     cluster.add_second()
-    (tmp_path / "headgate.toml").write_text(TARGETS.format(address=cluster.address))
+    script = tmp_path / "reporter.sh"
+    script.write_text(REPORTER.format(release=tmp_path / "release"))
+    text = TARGETS.format(address=cluster.address, script=script)
+    (tmp_path / "headgate.toml").write_text(text)
     process = ServiceProcess(tmp_path, "--data", str(tmp_path / "data"))
     process.start()
     yield process

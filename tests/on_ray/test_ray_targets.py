@@ -60,6 +60,16 @@ def test_a_command_runs_in_the_cluster(service: ServiceProcess) -> None:
     assert task["result"]["json"]["params"] == {"number": 7}
 
 
+def test_as_much_output_of_a_command_is_kept_as_its_result_may_have(
+    service: ServiceProcess,
+) -> None:
+    whole = service.wait_for(service.submit(target="printer"), seconds=SECONDS)["result"]
+    assert (len(whole["stdout"]), "stdoutCut" in whole) == (600_000, False)
+    cut = service.wait_for(service.submit(target="brief"), seconds=SECONDS)["result"]
+    assert 2_000 < len(cut["stdout"]) < 10_000
+    assert cut["stdoutCut"] is True
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
@@ -388,6 +398,14 @@ def test_the_latest_report_shows_and_goes_on_after_a_restart(
     task = service.wait_for(task_id, seconds=SECONDS)
     assert (task["state"], task["result"]["attempt"]) == ("done", 1)
     assert "progress" not in task
+
+
+def test_a_command_reports_progress(service: ServiceProcess, tmp_path: Path) -> None:
+    task_id = service.submit(target="reporter")
+    wait_for_progress(service, task_id, 0.4)
+    assert service.task(task_id)["progress"]["text"] == "12 of 30 files"
+    (tmp_path / "release").touch()
+    assert service.wait_for(task_id, seconds=SECONDS)["state"] == "done"
 
 
 def test_work_that_ended_meanwhile_is_collected(service: ServiceProcess, tmp_path: Path) -> None:

@@ -27,6 +27,14 @@ target = "pull"
 [targets.here]
 kind = "callable"
 entry_point = "service.work:report_and_run"
+
+[targets.program]
+kind = "command"
+command = ["sh", "work.sh"]
+"""
+SCRIPT = """\
+echo "0.5 half \x1b way" > "$HEADGATE_PROGRESS"
+until [ -e {until} ]; do sleep 0.05; done
 """
 LEASE_SECONDS = 2.0
 SOON_SECONDS = 60.0
@@ -133,16 +141,23 @@ def test_a_task_whose_worker_is_killed_or_stands_still_is_run_by_another(
         assert second.process.poll() is fourth.process.poll() is None
 
 
-@pytest.mark.parametrize("target", ["pull", "here"])
-def test_how_far_a_function_says_it_is_shows_until_it_ends(
-    tmp_path: Path, settings: Path, target: str
+@pytest.mark.parametrize(
+    ("target", "work"),
+    [("pull", "function"), ("pull", "command"), ("here", "function"), ("program", "command")],
+)
+def test_how_far_work_says_it_is_shows_until_it_ends(
+    tmp_path: Path, settings: Path, target: str, work: str
 ) -> None:
     until = tmp_path / "until"
+    (tmp_path / "work.sh").write_text(SCRIPT.format(until=until))
     with (
         running_service(tmp_path, "--config", str(settings)) as service,
         workers_of(service) as start,
     ):
-        start("first", "--run", "service.work:report_and_run")
+        if work == "function":
+            start("first", "--run", "service.work:report_and_run")
+        else:
+            start("first", "--command", "sh work.sh")
         task_id = service.submit(target=target, params={"until": str(until)})
         wait_until(
             lambda: service.task(task_id).get("progress", {}).get("fraction") == 0.5,

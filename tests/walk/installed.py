@@ -13,6 +13,7 @@ from typing import NamedTuple
 import headgate
 
 ROOT = Path(__file__).parent.parent.parent
+NOT_OF_A_USER = ("HEADGATE_", "MAKE", "MFLAGS", "PG", "PYTEST_", "PYTHON", "VIRTUAL_ENV", "XDG_")
 PIP_FILES = ("~/.config/pip/pip.conf", "~/.pip/pip.conf")
 
 
@@ -55,11 +56,7 @@ def _cpu_seconds() -> float:
 
 def variables(constraints: Path) -> dict[str, str]:
     """Return the variables of a user who has pip as it is set up here, and nothing of Headgate."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("HEADGATE_", "XDG_", "PYTHON", "VIRTUAL_ENV", "PYTEST_"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_OF_A_USER)}
     given = [path for path in map(os.path.expanduser, PIP_FILES) if Path(path).exists()]
     if given:
         kept.setdefault("PIP_CONFIG_FILE", given[0])

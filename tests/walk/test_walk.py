@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import quote
 
 import click
 import pytest
 
+from budgets.servers import running_postgres
 from doc_pages import ROOT, blocks_of, name_of
 from walk.installed import Installed, install
 from walk.walker import steps_of, walking
@@ -17,7 +21,9 @@ MOST_SECONDS = 120.0
 # A page starts up to a hundred processes, one after another, and the first one waits for pip.
 pytestmark = pytest.mark.timeout(900)
 
+README = ROOT / "README.md"
 GATEWAY = ROOT / "docs/tutorials/gateway.md"
+POSTGRESQL = ROOT / "docs/how-to/run-on-postgresql.md"
 NEEDS_MORE = {
     "docs/how-to/connect-clients.md": "coding agents from npm: make test-clients runs them",
     "docs/how-to/limit-ci-jobs.md": "a runner of GitHub",
@@ -25,14 +31,13 @@ NEEDS_MORE = {
     "docs/how-to/run-behind-a-proxy.md": "a proxy",
     "docs/how-to/run-in-a-container.md": "a container engine",
     "docs/how-to/run-on-kubernetes.md": "a cluster",
-    "docs/how-to/run-on-postgresql.md": "a server",
 }
 """Pages that nobody can follow with the wheel alone, and what they need beside it."""
 
 PAGES = [
     page
     for page in (
-        ROOT / "README.md",
+        README,
         *sorted((ROOT / "docs/tutorials").glob("*.md")),
         *sorted((ROOT / "docs/how-to").glob("*.md")),
     )
@@ -52,7 +57,11 @@ def test_a_page_can_be_followed_with_the_installed_wheel(
 ) -> None:
     if name_of(page) in NEEDS_MORE:
         pytest.skip(f"needs {NEEDS_MORE[name_of(page)]}")
-    with walking(installed, tmp_path) as walker:
+    with ExitStack() as stack:
+        more = _server(stack) if page == POSTGRESQL else {}
+        walker = stack.enter_context(
+            walking(installed, tmp_path, is_checkout=page == README, **more)
+        )
         walker.follow(page.read_text())
     if page == GATEWAY:
         assert walker.first_answer_seconds is not None
@@ -64,6 +73,22 @@ def test_a_page_can_be_followed_with_the_installed_wheel(
                 f"pip computed for {installed.cpu_seconds:.1f} s"
             )
         assert total < MOST_SECONDS
+
+
+def _server(stack: ExitStack) -> Mapping[str, Mapping[str, str]]:
+    """Run a server for a page, in place of those that it names."""
+    server = stack.enter_context(running_postgres())
+    folder = server.socket_path.parent
+    hosts = ("db.internal", "db1.internal", "db2.internal")
+    programs = {name: str(server.binaries / name) for name in ("createuser", "createdb")}
+    return {
+        "stand_ins": {
+            **dict.fromkeys(hosts, quote(str(folder), safe="")),
+            **programs,
+            "10.0.0.12": "127.0.0.2",
+        },
+        "environ": {"PGHOST": str(folder), "PGUSER": "postgres"},
+    }
 
 
 def test_pages_that_are_left_out_exist() -> None:

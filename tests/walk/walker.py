@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from pathlib import Path
@@ -27,12 +27,13 @@ START_SECONDS = 120.0
 PATIENCE_SECONDS = 120.0
 LOOK_SECONDS = 0.05
 SERVICE_PORT, PROVIDER_PORT = "7420", "7430"
+CHECKOUT = ("Makefile", "pyproject.toml", "constraints.txt")
 
-_UNTIL_CTRL_C = re.compile(r"(?:\w+=\S+ )*headgate (up|fake-provider|worker|slot run)\b")
-_STARTS_A_SERVICE = re.compile(r"(?:\w+=\S+ )*headgate up\b")
+_UNTIL_CTRL_C = re.compile(r"(?:\w+=\S+ )*(?:headgate|make) (up|fake-provider|worker|slot run)\b")
+_STARTS_A_SERVICE = re.compile(r"(?:\w+=\S+ )*(?:headgate|make) up\b")
 _IN_THE_BACKGROUND = re.compile(r" &( |$)")
 _NEEDS_A_TERMINAL = re.compile(r"headgate top\b(?!.*--json)")
-_IN_A_CHECKOUT = re.compile(r"make (?!up\b)")
+_TESTS_ALL = re.compile(r"make test\b")
 _ONLY_LOOKS = re.compile(
     r"(show|cat|curl -s [^-]*$|"
     r"headgate (show|slot log|slot list|calls|tasks|why|stats|usage|budget status|webhooks list))\b"
@@ -97,7 +98,7 @@ class Walker:
 
     def _do(self, step: Step) -> None:
         command = self._there(step.command)
-        if _IN_A_CHECKOUT.match(command) or _NEEDS_A_TERMINAL.match(command):
+        if _TESTS_ALL.match(command) or _NEEDS_A_TERMINAL.match(command):
             return
         if found := _UNTIL_CTRL_C.match(command):
             self._end(found[1])
@@ -154,7 +155,6 @@ class Walker:
         path.write_text(self._there(body))
 
     def _there(self, text: str) -> str:
-        text = re.sub(r"^make up$", "headgate up", text, flags=re.MULTILINE)
         return reduce(lambda done, port: done.replace(*port), self._ports.items(), text)
 
     def _back(self, text: str) -> str:
@@ -201,19 +201,33 @@ def _is_open(command: str) -> bool:
 
 
 @contextmanager
-def walking(installed: Installed, folder: Path) -> Iterator[Walker]:
-    """Give a reader an empty folder, a shell and the installed wheel."""
+def walking(
+    installed: Installed,
+    folder: Path,
+    *,
+    is_checkout: bool = False,
+    stand_ins: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Walker]:
+    """Give a reader an empty folder, a shell and the installed wheel.
+
+    The folder may be a checkout in which `make` has installed the wheel. `stand_ins` are typed in
+    place of what a page names beside the ports.
+    """
     ports = {shown: str(free_port()) for shown in (SERVICE_PORT, PROVIDER_PORT)}
     commands = overlay(installed, folder / "venv")
     home, place = folder / "home", folder / "here"
     home.mkdir()
     place.mkdir()
-    for name in ("docs", "examples"):
+    for name in ("docs", "examples", *(CHECKOUT if is_checkout else ())):
         (place / name).symlink_to(ROOT / name)
-    environ = variables(installed.constraints)
+    if is_checkout:
+        (place / ".venv").symlink_to(commands.parent)
+        (commands.parent / ".installed").touch()
+    common = variables(installed.constraints)
     own = {
         "HOME": str(home),
-        "PATH": f"{commands}:{_path_of_the_system(environ['PATH'])}",
+        "PATH": f"{commands}:{_path_of_the_system(common['PATH'])}",
         "COLUMNS": "120",
         "NO_COLOR": "1",
         # In place of the address that everything has by default.
@@ -221,8 +235,8 @@ def walking(installed: Installed, folder: Path) -> Iterator[Walker]:
         "HEADGATE_URL": f"http://127.0.0.1:{ports[SERVICE_PORT]}",
     }
     with ExitStack() as stack:
-        shell = stack.enter_context(shell_session(place, {**environ, **own}))
-        walker = Walker(place, shell, ports)
+        shell = stack.enter_context(shell_session(place, {**common, **own, **(environ or {})}))
+        walker = Walker(place, shell, {**ports, **(stand_ins or {})})
         yield walker
         walker.end()
 

@@ -12,6 +12,7 @@ import asyncio
 import errno
 import os
 import re
+import secrets
 import select
 import shutil
 import signal
@@ -39,15 +40,19 @@ from headgate.executors.confinement import (
     control_groups,
     launcher,
     marked,
+    pipe_folder,
 )
 from headgate.executors.executor import (
+    PROGRESS_VARIABLE,
     WorkOrder,
     as_json_steps,
     has_no_descriptor,
     in_slices,
     not_begun,
     order_json,
+    report_progress,
     shortened,
+    taking_reports,
 )
 from headgate.executors.targets import MAX_RESULT_BYTES, CommandTarget, has_slot
 from headgate.executors.templates import Environment, SlotKeys, SlotText, no_slot_keys, uses_slot
@@ -114,6 +119,7 @@ class CommandExecutor:
             cwd=self._target.cwd or (None if self._user is None else self._user.directory),
             stdin=order_json(order),
             max_output_bytes=self._target.max_output_bytes,
+            max_result_bytes=self._target.max_result_bytes,
             kill_grace_seconds=self._target.kill_grace_seconds,
             no_new_privileges=self._target.no_new_privileges,
             user=self._user,
@@ -181,6 +187,7 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     stdin: bytes
     max_output_bytes: int
     kill_grace_seconds: float
+    max_result_bytes: int = MAX_RESULT_BYTES
     no_new_privileges: bool = False
     user: CommandUser | None = None
 
@@ -231,18 +238,28 @@ class Children:
     async def run(self, child: Child) -> Outcome:
         """Run a child to its end; a cancellation ends its whole group before it goes on."""
         mark, confined_in = self._sweeper.begin(), None
+        pipe = ProgressPipe.opened(mark, self._hidden, is_shared=child.user is not None)
         # A command of the service's own user could end the service itself, and is trusted with the
         # mark. Whoever is another user from the beginning cannot enter a group of this one's.
         if self._groups is not None and child.user is not None and self._launcher.sets_user:
             confined_in = self._groups.create(mark)
+        environ = {
+            **child.environ,
+            **marked(mark),
+            PROGRESS_VARIABLE: os.devnull if pipe is None else pipe.path,
+        }
         try:
-            return await self._run(child, mark, confined_in)
+            return await self._run(child, environ, confined_in)
         finally:
+            if pipe is not None:
+                pipe.close()
             self._sweeper.ended(mark, confined_in)
 
-    async def _run(self, child: Child, mark: str, confined_in: Path | None) -> Outcome:
+    async def _run(
+        self, child: Child, environ: Mapping[str, str], confined_in: Path | None
+    ) -> Outcome:
         try:
-            group = self._started(child, mark, confined_in)
+            group = self._started(child, environ, confined_in)
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and has_no_descriptor(error):
                 return not_begun()
@@ -254,7 +271,7 @@ class Children:
             await _carried_through(group.stop(child.kill_grace_seconds))
             raise
         if code == 0:
-            return await in_slices(self._succeeded(group))
+            return await in_slices(self._succeeded(group, child.max_result_bytes))
         return await in_slices(self._failed(group, code))
 
     def not_started(self, problem: str, *, is_transient: bool) -> Failed:
@@ -265,7 +282,9 @@ class Children:
             usage=NOTHING_USED,
         )
 
-    def _started(self, child: Child, mark: str, confined_in: Path | None) -> ProcessGroup:
+    def _started(
+        self, child: Child, environ: Mapping[str, str], confined_in: Path | None
+    ) -> ProcessGroup:
         command = (
             *self._launcher.prefix(child.user, no_new_privileges=child.no_new_privileges),
             found_program(child.command[0], child.cwd, child.environ),
@@ -275,7 +294,7 @@ class Children:
             command = (*ControlGroups.entry(confined_in, child.environ), *command)
         return ProcessGroup(
             command,
-            environ={**child.environ, **marked(mark)},
+            environ=environ,
             cwd=child.cwd,
             stdin=child.stdin,
             max_output_bytes=child.max_output_bytes,
@@ -284,12 +303,12 @@ class Children:
             sets_user=not self._launcher.sets_user,
         )
 
-    def _succeeded(self, group: ProcessGroup) -> Steps[Succeeded]:
+    def _succeeded(self, group: ProcessGroup, max_result_bytes: int) -> Steps[Succeeded]:
         stdout, stderr = group.stdout, group.stderr
         length = max(len(stdout.text), len(stderr.text))
         raw = yield from _result(stdout, stderr, length)
         # Written as JSON a text may be six times as long, and is cut again until it fits.
-        while len(raw) > MAX_RESULT_BYTES:
+        while length and len(raw) > max_result_bytes:
             length //= 2
             raw = yield from _result(stdout, stderr, length)
         usage = yield from usage_steps(stdout.head, self._prices)
@@ -632,6 +651,90 @@ class Capture:
         if len(chunk) > room:
             self._tail = (self._tail + chunk[room:])[-self._end_bytes :]
         return True
+
+
+# How far a command is, as it says itself.
+
+MAX_LINE_BYTES = 4_096
+_FRACTION = re.compile(r"\s*([01]|[01]?\.[0-9]+)(?=\s|$)")
+_ALL_WRITE = 0o622
+_ALL_ENTER = 0o711
+
+
+class ProgressPipe:
+    """A named pipe that a command writes lines to: each says how far it is.
+
+    It has a path, because programs close the descriptors that they do not know before they start
+    others. The latest line counts: of what is read at once, only that one is looked at.
+
+    Rule: it is held open for reading and writing, so nobody waits to open it or is told of its end.
+    """
+
+    def __init__(self, folder: Path, hidden: Cleaner, *, is_shared: bool) -> None:
+        # In a folder that all may enter the name is what others do not know.
+        path = folder / secrets.token_hex(12)
+        self.path = str(path)
+        self._folder = folder
+        self._hidden = hidden
+        self._rest = b""
+        os.mkfifo(path, 0o600)
+        if is_shared:
+            path.chmod(_ALL_WRITE)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._descriptor, self._read)
+
+    @classmethod
+    def opened(cls, mark: str, hidden: Cleaner, *, is_shared: bool) -> ProgressPipe | None:
+        """Return the pipe of an attempt; None if nobody takes reports, or there can be no pipe."""
+        if taking_reports.get() is None:
+            return None
+        folder = pipe_folder(mark, is_shared=is_shared)
+        try:
+            folder.mkdir(mode=0o700)
+            if is_shared:
+                folder.chmod(_ALL_ENTER)
+            return cls(folder, hidden, is_shared=is_shared)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+
+    def close(self) -> None:
+        """Stop reading, and remove the pipe."""
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        # What else a command puts here is removed at the next start: it may be a lot.
+        with suppress(OSError):
+            Path(self.path).unlink(missing_ok=True)
+            self._folder.rmdir()
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._descriptor, _CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        whole, newline, rest = (self._rest + chunk).rpartition(b"\n")
+        self._rest = rest[:MAX_LINE_BYTES]
+        if newline:
+            fraction, text = reported_in(whole.rstrip().rpartition(b"\n")[2][:MAX_LINE_BYTES])
+            report_progress(fraction, self._hidden.cleaned(text))
+
+
+class _ReportedLine(msgspec.Struct, frozen=True):
+    fraction: float | None = None
+    text: str = ""
+
+
+def reported_in(line: bytes) -> tuple[float | None, str]:
+    """Read a line: JSON with a fraction and a text, or a fraction, a text or both in this order."""
+    with suppress(ValueError, RecursionError):
+        found = msgspec.json.decode(line, type=_ReportedLine)
+        return found.fraction, found.text
+    text = line.decode(errors="replace")
+    found_fraction = _FRACTION.match(text)
+    if found_fraction is None:
+        return None, text
+    return float(found_fraction[1]), text[found_fraction.end() :]
 
 
 # Finding programs.

@@ -23,6 +23,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -459,6 +460,25 @@ def confinement_of_this_machine() -> str:
     return f"by process group and by the mark in its environment{also}"
 
 
+# Folders for the named pipes of attempts.
+
+_PIPE_PREFIX = "headgate-progress-"
+_SHARED_TEMPORARY = "/tmp"  # noqa: S108  the folder's own name is nobody else's
+
+
+def pipe_folder(mark: str, *, is_shared: bool) -> Path:
+    """Return where the pipe of an attempt can be; shared, where every user gets to."""
+    where = _SHARED_TEMPORARY if is_shared else tempfile.gettempdir()
+    return Path(where, f"{_PIPE_PREFIX}{mark}")
+
+
+def _remove_orphaned_folders() -> None:
+    for where in {_SHARED_TEMPORARY, tempfile.gettempdir()}:
+        for left in Path(where).glob(f"{_PIPE_PREFIX}*"):
+            if _is_orphan(left.name.removeprefix(_PIPE_PREFIX).encode()):
+                shutil.rmtree(left, ignore_errors=True)
+
+
 # What is left when an attempt has ended.
 
 SWEEP_SECONDS = 0.5
@@ -468,7 +488,10 @@ SWEEP_SECONDS = 0.5
 @functools.cache
 def _end_orphans(pid: int) -> None:  # noqa: ARG001  once for each process
     try:
-        killed = kill_marked((), orphans=True) if has_marks() else 0
+        if not has_marks():
+            return
+        killed = kill_marked((), orphans=True)
+        _remove_orphaned_folders()
     except OSError as error:
         _LOG.warning("what a killed service left running was not looked for: %s", error)
         return

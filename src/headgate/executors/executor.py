@@ -196,7 +196,7 @@ class RemoteExecutor(Executor, Protocol):
         """Say how many more tasks could begin now; none while that is not known."""
 
 
-# How far an attempt is, as the function says that does its work.
+# How far an attempt is, as the function or the command says that does its work.
 #
 # Rule: a report is for people. It never fails the work, and nothing is decided by it.
 
@@ -205,20 +205,36 @@ taking_reports: ContextVar[Callable[[ProgressReport], None] | None] = ContextVar
 )
 """Takes what the attempt under way reports; whoever runs one sets it, in the attempt's context."""
 
+PROGRESS_VARIABLE = "HEADGATE_PROGRESS"
+"""Names the file to which a command writes its reports, one a line."""
+
 
 def report_progress(fraction: float | None = None, text: str = "") -> None:
     """Say how far the task under way is: a fraction from 0 to 1, a short line, or both.
 
     A later report replaces it. Outside of a task that Headgate runs this does nothing.
     """
-    take = taking_reports.get()
-    if take is None:
+    take, path = taking_reports.get(), os.environ.get(PROGRESS_VARIABLE)
+    if take is None and path is None:
         return
     try:
         share = None if fraction is None else float(fraction)
-        take(ProgressReport(fraction=share, text=str(text)).bounded())
+        report = ProgressReport(fraction=share, text=str(text)).bounded()
+        if take is not None:
+            take(report)
+        elif path is not None:
+            _write_report(path, report)
     except Exception as error:  # noqa: BLE001  whatever it is, the work goes on
         log.debug("a report of progress was not taken", problem=repr(error))
+
+
+def _write_report(path: str, report: ProgressReport) -> None:
+    """Write a line whole or not at all, and wait for nobody."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, msgspec.json.encode(report) + b"\n")
+    finally:
+        os.close(descriptor)
 
 
 # Results and errors in the form in which a task keeps them: JSON, and lines of bounded length.

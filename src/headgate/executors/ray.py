@@ -541,6 +541,8 @@ def _inner_target(name: str, target: RayTarget) -> CommandTarget | CallableTarge
         return CommandTarget(
             command=target.command,
             pass_env=tuple(target.env),
+            max_output_bytes=target.max_result_bytes,
+            max_result_bytes=target.max_result_bytes,
             kill_grace_seconds=target.kill_grace_seconds,
         )
     assert target.entry_point is not None  # noqa: S101  checked above

@@ -120,6 +120,8 @@ class CommandTarget(AnyTarget, frozen=True, kw_only=True, tag_field="kind", tag=
     """Whether the command is kept from gaining privileges through programs such as `sudo`."""
     max_output_bytes: ResultBytes = MAX_OUTPUT_BYTES
     """How much of standard output, and of standard error, Headgate stores."""
+    max_result_bytes: ResultBytes = MAX_RESULT_BYTES
+    """The largest result that is stored. Headgate cuts the output until the result fits."""
     kill_grace_seconds: Annotated[float, msgspec.Meta(ge=0, le=3_600)] = 5.0
     """How long after SIGTERM Headgate kills the process."""
 
