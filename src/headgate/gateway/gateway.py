@@ -47,7 +47,6 @@ from headgate.api.submission import excerpt
 from headgate.config.settings import GatewaySettings, Settings
 from headgate.core import estimates
 from headgate.core.budgets.ledger import Refused, Unit
-from headgate.core.budgets.scopes import Scope
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import charged_by
 from headgate.core.estimates import NOTHING, PROBE, Hold, Reserve
@@ -1067,9 +1066,9 @@ class Gateway:
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
         reserve = self._reserve_mode(who)
-        if not caller.is_trusted and len(who.scopes) > 1:
-            # The first one is that of the project, which is configured.
-            await check_own_scopes(self._api, caller, [Scope(one) for one in who.scopes[1:]])
+        further = [] if caller.is_trusted else caller.further(who.scopes)
+        if further:
+            await check_own_scopes(self._api, caller, further)
         else:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
         return Sender(who, keys, caller, headers, request.holder, reserve)

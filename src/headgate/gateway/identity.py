@@ -329,7 +329,8 @@ def _identity(
     agent_id = own("agentId", agent_id, bounds.agent_id) or client
     if not knows_project(project_id):
         raise _no_project(project_id, project_names(), bounds)
-    scopes = _scopes(headers.get("x-headgate-scope"), project_id, bounds)
+    named = [part.strip() for part in headers.get("x-headgate-scope").split(",")]
+    scopes = parse_scopes([one for one in named if one], Scope(f"project:{project_id}"), bounds)
     priority = _priority(headers.get("x-headgate-priority"), bounds.least_priority)
     return Identity(
         project_id=project_id,
@@ -339,16 +340,6 @@ def _identity(
         client=client,
         reserve=_reserve(headers.get("x-headgate-reserve")),
     )
-
-
-def _scopes(text: str, project_id: str, bounds: Bounds) -> tuple[str, ...]:
-    named = [part.strip() for part in text.split(",")] if text else []
-    scopes = parse_scopes([part for part in named if part], Scope(f"project:{project_id}"))
-    for scope in scopes[1:]:
-        if bounds.is_bound and not bounds.may_charge(Scope(scope)):
-            line = f"field 'scopes': the token is not for the budget '{scope}'"
-            raise ApiError("forbidden", line, details={"field": "scopes"})
-    return scopes
 
 
 def _priority(text: str, least: int | None) -> int:
