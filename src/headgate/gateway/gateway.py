@@ -72,6 +72,7 @@ from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
 from headgate.gateway.identity import (
+    NO_KEYS,
     ClientKeys,
     Identities,
     Identity,
@@ -80,6 +81,7 @@ from headgate.gateway.identity import (
     client_of,
     identify,
     keys_of,
+    read_keys,
     session_of,
     split_prefix,
 )
@@ -700,9 +702,35 @@ class Gateway:
         return self.has("POST", url.partition(b"?")[0].decode("latin-1"))
 
     def check_head(self, head: Head) -> Caller | None:
-        """Refuse a request by its head that comes to another host, or from a page of another."""
-        self._api.auth.check_host_and_origin(head.host, head.origin)
+        """Refuse by its head what comes to another host, from a page of another, or from nobody.
+
+        Return who sends a token that was looked up a moment ago, in whichever header.
+        """
+        auth = self._api.auth
+        keys = NO_KEYS
+        if head.authorization or head.api_key:
+            keys = read_keys(head.authorization, head.api_key)
+        if keys.token and not keys.token.startswith(TASK_TOKEN_PREFIX):
+            return auth.check_head(head._replace(authorization=_shown(keys)))
+        auth.check_host_and_origin(head.host, head.origin)
+        if not keys.token and auth.rules.needs_token:
+            raise ApiError("unauthorized", _SEND_TOKEN)
+        if keys.token and not self._calls.tasks.may_be_token(keys.token):
+            raise ApiError("unauthorized", _NO_ATTEMPT)
         return None
+
+    def refusal(self, url: bytes, api_error: ApiError) -> Response:
+        """Return the answer to a request that is refused by its head, as its protocol has it."""
+        protocol: Protocol | None = None
+        with suppress(ApiError):
+            path = url.partition(b"?")[0].decode("latin-1")
+            protocol = protocol_of(split_prefix(path).rest)
+        told = _refusal_of(api_error)
+        seconds = told.retry_after_seconds
+        answer = error_answer(
+            protocol or Protocol.CHAT, told.failure, told.message, retry_after_seconds=seconds
+        )
+        return Response(api_error.kind.status, answer.body, answer.headers)
 
     async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer a request, whatever happens, in the shape of its protocol."""
@@ -1043,13 +1071,12 @@ class Gateway:
         keys = keys_of(headers)
         if keys.token.startswith(TASK_TOKEN_PREFIX):
             return await self._sending_task(request, path, headers, keys)
-        shown = f"Bearer {keys.token}".encode() if keys.token else b""
+        shown = _shown(keys)
         is_shown = headers.raw(b"authorization") == shown
         asked = request if is_shown else request.with_authorization(shown)
         auth = self._api.auth
         if not keys.token and auth.rules.needs_token:
-            line = "send a token of Headgate as the API key: hg_…"
-            raise _Refusal(Failure.UNAUTHORIZED, line)
+            raise _Refusal(Failure.UNAUTHORIZED, _SEND_TOKEN)
         settings = self._settings
         caller = auth.authenticate(asked, "submit")
         if caller is None:
@@ -1093,8 +1120,7 @@ class Gateway:
         self._api.auth.authenticate(request.with_authorization(b""), None)
         attempt = await self._calls.tasks.attempt_of(keys.token)
         if attempt is None:
-            line = "the token is of no attempt at a task that runs here now"
-            raise _Refusal(Failure.UNAUTHORIZED, line)
+            raise _Refusal(Failure.UNAUTHORIZED, _NO_ATTEMPT)
         task = attempt.task
         caller = Caller(
             name=task.id,
@@ -2467,6 +2493,15 @@ def _warm_tokens(record: CallRecord) -> int:
     said = (record.cached_tokens or 0) + (record.cache_write_tokens or 0)
     given = record.input_tokens or 0
     return said or (given if given >= LEAST_CACHED_TOKENS else 0)
+
+
+_SEND_TOKEN = "send a token of Headgate as the API key: hg_…"  # noqa: S105
+_NO_ATTEMPT = "the token is of no attempt at a task that runs here now"
+
+
+def _shown(keys: ClientKeys) -> bytes:
+    """Return the header that shows a token to the API."""
+    return f"Bearer {keys.token}".encode() if keys.token else b""
 
 
 def _identity(asked: Asked) -> str:

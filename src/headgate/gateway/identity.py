@@ -159,10 +159,15 @@ def keys_of(headers: RequestHeaders) -> ClientKeys:
     """Return the keys of a request, from `Authorization: Bearer` and `x-api-key`."""
     if not headers.has_any(_KEY_HEADERS):
         return NO_KEYS
-    kind, _, bearer = headers.get("authorization").partition(" ")
+    return read_keys(headers.raw(b"authorization"), headers.raw(b"x-api-key"))
+
+
+def read_keys(authorization: bytes, api_key: bytes) -> ClientKeys:
+    """Return the keys that stand in the two headers."""
+    kind, _, bearer = authorization.decode("latin-1").strip().partition(" ")
     given = {
         "bearer": bearer.strip() if kind.lower() == "bearer" else "",
-        "x-api-key": headers.get("x-api-key"),
+        "x-api-key": api_key.decode("latin-1").strip(),
     }
     token = key = ""
     scheme = "bearer"
