@@ -20,6 +20,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "budgets/test_claims_stateful.py::test_tenants_on_the_ledger_in_memory",
         "budgets/test_claims_stateful.py::test_tenants_on_the_sqlite_ledger",
         "budgets/test_claims_stateful.py::test_tenants_on_the_redis_ledger",
+        "budgets/test_claims_stateful.py::test_tenants_on_the_postgresql_ledger",
         *HARMLESS,
     ),
     "If a tenant with an unrestricted token reports": (
@@ -60,6 +61,10 @@ PROOFS: dict[str, tuple[str, ...]] = {
         (
             "gateway/test_gateway_isolation.py"
             "::test_a_tenant_reads_and_deletes_its_own_stored_responses_alone"
+        ),
+        (
+            "gateway/test_gateway_isolation.py"
+            "::test_a_token_of_an_agent_has_no_stored_responses_of_other_agents"
         ),
         (
             "gateway/test_gateway_isolation.py"

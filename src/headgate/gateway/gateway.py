@@ -426,6 +426,15 @@ class Sender(NamedTuple):
             return f"agent:{caller.agent_id}"
         return f"token:{caller.token_id}"
 
+    def has(self, owner: Owner) -> bool:
+        """Tell whether something belongs to the sender; a task has what whoever sent it has."""
+        bounds = self.caller.bounds
+        if self.task is not None:
+            task = self.task.task
+            agent_id = task.agent_id if task.has_claims else None
+            bounds = Bounds(project_id=task.project_id, agent_id=agent_id)
+        return bounds.has(agent_id=owner.agent_id, project_id=owner.project_id)
+
 
 class KnownSender(NamedTuple):
     """Who sends requests with one head, as long as the settings and the admission hold."""
@@ -553,26 +562,33 @@ def call_headers(live: LiveCall, now: Callable[[], float]) -> list[tuple[bytes, 
     ]
 
 
+class Owner(NamedTuple):
+    """Whose a response is that a provider keeps."""
+
+    project_id: str
+    agent_id: str
+
+
 class StoredResponses:
     """Whose the responses are that providers keep; a busy project pushes out its own first."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, str] = {}
+        self._owners: dict[str, Owner] = {}
         self._by_project: dict[str, dict[str, None]] = {}
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def owner(self, response_id: str) -> str | None:
-        """Return the project that has made a response, if that is remembered."""
+    def owner(self, response_id: str) -> Owner | None:
+        """Return who has made a response, if that is remembered."""
         return self._owners.get(response_id)
 
-    def note(self, response_id: str, project_id: str) -> None:
+    def note(self, response_id: str, owner: Owner) -> None:
         """Remember whose a response is."""
         if response_id in self._owners:
             return
-        self._owners[response_id] = project_id
-        own = self._by_project.setdefault(project_id, {})
+        self._owners[response_id] = owner
+        own = self._by_project.setdefault(owner.project_id, {})
         own[response_id] = None
         if len(own) > MAX_STORED_EACH:
             self._forget_oldest(own)
@@ -582,9 +598,9 @@ class StoredResponses:
     def _forget_oldest(self, own: dict[str, None]) -> None:
         oldest = next(iter(own))
         del own[oldest]
-        project_id = self._owners.pop(oldest)
+        owner = self._owners.pop(oldest)
         if not own:
-            del self._by_project[project_id]
+            del self._by_project[owner.project_id]
 
 
 class Gateway:
@@ -876,7 +892,7 @@ class Gateway:
             self._estimates = learned
             for one in records:
                 if one.response_id:
-                    self._stored.note(one.response_id, one.project_id)
+                    self._stored.note(one.response_id, Owner(one.project_id, one.agent_id))
             under_way = {one.response_id: one.id for one in records if one.reservation_id}
             self._under_way = {**under_way, **self._under_way}
             self._recalled = led_since
@@ -2409,13 +2425,13 @@ class Gateway:
             return
         response_id = found[1].decode()
         live.change(response_id=response_id)
-        self._stored.note(response_id, asked.who.project_id)
+        self._stored.note(response_id, Owner(asked.who.project_id, asked.who.agent_id))
 
-    async def _owner_of(self, response_id: str) -> str | None:
-        """Return the project that has made a stored response; None if nobody knows."""
+    async def _owner_of(self, response_id: str) -> Owner | None:
+        """Return who has made a stored response; None if nobody knows."""
         owner = self._stored.owner(response_id)
         if owner is None and (record := await self._call_of(response_id)) is not None:
-            owner = record.project_id
+            owner = Owner(record.project_id, record.agent_id)
             self._stored.note(response_id, owner)
         return owner
 
@@ -2429,17 +2445,18 @@ class Gateway:
     async def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
         """Refuse a response behind the key of the service that another project has made.
 
-        Of one that nobody remembers an operator may ask, and a tenant may not.
+        To a token that is for one agent it is as if other agents of the project had made none. Of
+        one that nobody remembers an operator may ask, and a tenant may not.
         """
         if not self._upstreams.has_key(upstream):
             return
         owner, project_id = await self._owner_of(response_id), sender.identity.project_id
         is_trusted = sender.caller.is_trusted
-        if owner == project_id or (owner is None and is_trusted):
+        if is_trusted if owner is None else owner.project_id == project_id and sender.has(owner):
             return
         line = f"project '{project_id}' has made no response '{excerpt(response_id)}'"
-        if is_trusted:
-            line += f"; project '{owner}' has: ask under /p/{owner}/v1"
+        if is_trusted and owner is not None:
+            line += f"; project '{owner.project_id}' has: ask under /p/{owner.project_id}/v1"
         raise _Refusal(Failure.NOT_FOUND, line)
 
 
