@@ -51,6 +51,7 @@ CACHES = {
     "storage.ledger.to_limit": "numbers, and a window that was read: some 60 characters",
     "storage.queries._by_id_sql": "dialects and tables",
     "storage.slot_rows._decoder": "types",
+    "storage.tokens._scope_or_none": "a project and an agent, of at most 128 characters each",
     "storage.transaction.percent_placeholders": "statements",
     "storage.zones.zone": "names of zones that the machine knows",
     "workflow.local_backend._find": "names of programs, in a process of the user's own",

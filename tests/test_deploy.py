@@ -557,15 +557,12 @@ def test_the_job_of_a_pull_request_gets_a_token_with_a_budget_of_its_own(
             )
             subprocess.run(["bash", "-ec", step["run"]], env=variables, check=True)
             exported = assignments(variables["GITHUB_ENV"])
-            name, scope = exported["ANTHROPIC_CUSTOM_HEADERS"].split(": ")
             service.token = exported["ANTHROPIC_AUTH_TOKEN"]
             body = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": "Say hello"}]}
             path = "/v1/chat/completions"
-            statuses = [
-                service.ask("POST", path, body, headers={name: scope}).status for _ in range(3)
-            ]
+            statuses = [service.ask("POST", path, body).status for _ in range(3)]
             assert statuses == [200, 200, 402]
-            other = {name: scope.replace("pr-7", "pr-8")}
+            other = {"X-Headgate-Agent": "pr-8"}
             assert service.ask("POST", path, body, headers=other).status == 403
 
 

@@ -383,6 +383,56 @@ def test_a_retry_charges_what_its_caller_may_charge(
         assert answer.problem["details"] == {"field": "scopes"}
 
 
+OF_AGENT = ("project:search", "project:search/agent:a")
+
+
+def test_what_an_agents_token_sends_is_charged_to_its_own_budget() -> None:
+    door = Door()
+    bounds = Bounds(agent_id="a", project_id="search")
+    token = door.token("submit", bounds=bounds)
+    task_id = door.post("/tasks", OWN, token).json["taskId"]
+    assert scopes_of(door, task_id) == OF_AGENT
+    session = "project:search/agent:a/session:s"
+    batch = {"tasks": [OWN, OWN | {"scopes": [session]}, OWN | {"scopes": [OF_AGENT[1]]}]}
+    sent = door.post("/tasks/batch", batch, token).json["tasks"]
+    charged = [scopes_of(door, one["taskId"]) for one in sent]
+    assert charged == [OF_AGENT, (*OF_AGENT, session), OF_AGENT]
+    assert not any(one.get("warning") for one in sent)
+
+
+ANYBODY, AGENT_A = Bounds(), Bounds(agent_id="a")
+IN_SEARCH, A_IN_SEARCH = Bounds(project_id="search"), Bounds(agent_id="a", project_id="search")
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "scopes"),
+    [
+        (ANYBODY, A_IN_SEARCH, OF_AGENT),
+        (A_IN_SEARCH, ANYBODY, OF_AGENT),
+        (A_IN_SEARCH, AGENT_A, ("project:search", "agent:a", OF_AGENT[1])),
+        (AGENT_A, A_IN_SEARCH, OF_AGENT),
+        (AGENT_A, IN_SEARCH, ("project:search",)),
+        (AGENT_A, ANYBODY, ("project:search", "agent:a")),
+    ],
+)
+def test_a_retry_charges_the_agent_of_whoever_sends_it(
+    first: Bounds, then: Bounds, scopes: tuple[str, ...]
+) -> None:
+    door = Door()
+    body = TASK | {"projectId": "search"}
+    sent = door.post("/tasks", body, door.token("submit", bounds=first))
+    task_id = sent.json["taskId"]
+    door.client.engine.set_state(task_id, TaskStatus.FAILED)
+    token = door.token("submit", bounds=then)
+    again = door.post(f"/tasks/{task_id}/retry", {}, token)
+    assert again.status == 202, again.problem
+    assert scopes_of(door, again.json["taskId"]) == scopes
+
+
+def scopes_of(door: Door, task_id: str) -> tuple[str, ...]:
+    return door.client.engine.records[task_id].task.scopes
+
+
 def test_an_agent_tries_again_for_itself_what_it_took_and_as_urgent_as_it_may() -> None:
     door = Door()
     open_task = {"projectId": "default", "action": "x", "priority": -9}

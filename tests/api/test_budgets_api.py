@@ -420,6 +420,31 @@ async def test_a_claim_of_a_bound_token_takes_nothing_from_others(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("bounds", "own", "scope"),
+    [
+        (Bounds(agent_id="a"), "agent:a", "project:search/agent:a"),
+        (
+            *(Bounds(project_id="search", agent_id="a"), "project:search/agent:a"),
+            "project:search/run:1/agent:a",
+        ),
+    ],
+)
+async def test_what_an_agents_token_holds_is_charged_to_its_own_budget(
+    kind: str, bounds: Bounds, own: str, scope: str
+) -> None:
+    async with bank(kind) as it:
+        await it.tracker.set_budget(own, limit_usd="1")
+        mine = it.token("submit", "read", bounds=bounds)
+        for name, usd, status in (("1", "0.75", 200), ("2", "0.5", 402), ("3", "0.25", 200)):
+            held = await it.ask("reserve", mine, id=name, scope=scope, usd=usd)
+            assert held.status == status
+        assert (await it.ask("commit", mine, id="1", scope=scope, usd="0.7")).status == 200
+        books = (await it.status(own, mine)).json
+        assert (books["spentUsd"], books["reservedUsd"]) == ("0.70", "0.25")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_token_that_is_bound_to_nothing_carries_no_limit_to_minus(kind: str) -> None:
     async with bank(kind) as it:
         await it.tracker.set_budget("", limit_usd="999")

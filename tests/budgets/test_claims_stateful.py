@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from budgets.servers import ValkeyServer
+from budgets.servers import PostgresServer, ValkeyServer
 from budgets.support import TrackerFactory, drift_of, local_factory, placed_factory
 from headgate.core.budgets.ledger import Adjustment
 from headgate.core.budgets.scopes import Tenant
@@ -221,3 +221,11 @@ def test_tenants_on_the_redis_ledger(valkey: ValkeyServer) -> None:
         return placed_factory("redis", "RedisBudgetTracker", valkey.url, valkey.url)
 
     check(fresh, examples=20)
+
+
+def test_tenants_on_the_postgresql_ledger(postgres: PostgresServer) -> None:
+    def fresh() -> TrackerFactory:
+        url = postgres.new_schema()
+        return placed_factory("postgres", "PostgresBudgetTracker", url, url)
+
+    check(fresh, examples=10)

@@ -26,7 +26,7 @@ from headgate.config.settings import Settings
 from headgate.config.slot_keys import SlotKeys
 from headgate.core.task import TaskStatus
 from headgate.gateway import routing
-from headgate.gateway.gateway import StoredResponses
+from headgate.gateway.gateway import Owner, StoredResponses
 from headgate.gateway.routing import CIRCUIT_FAILURES, MAX_CIRCUIT_SECONDS
 from headgate.storage.tokens import Bounds, Permission, new_token
 
@@ -42,11 +42,13 @@ reserve = "strict"
 """
 
 
-async def token(gateway: GatewayService, project_id: str) -> dict[str, str]:
+async def token(
+    gateway: GatewayService, project_id: str | None, agent_id: str | None = None
+) -> dict[str, str]:
     """Return the header of a new token."""
     now = gateway.service.engine.now()
     permissions: tuple[Permission, ...] = ("submit", "read")
-    bounds = Bounds(project_id=project_id)
+    bounds = Bounds(project_id=project_id, agent_id=agent_id)
     new = new_token(name=secrets.token_hex(4), permissions=permissions, now=now, bounds=bounds)
     await gateway.service.api.tokens.add(new.kept)
     return {"authorization": f"Bearer {new.text}"}
@@ -74,6 +76,25 @@ async def test_a_tenant_reads_and_deletes_its_own_stored_responses_alone(tmp_pat
         assert own.status_code == 200, own.text
         assert (await gateway.client.get(path, headers=one)).status_code == 200
         assert (await gateway.client.delete(path, headers=one)).status_code == 200
+
+
+async def test_a_token_of_an_agent_has_no_stored_responses_of_other_agents(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        ann = await token(gateway, "a", "ann")
+        project, ben = await token(gateway, "a"), await token(gateway, "a", "ben")
+        everywhere = await token(gateway, None, "ben") | {"x-headgate-project": "a"}
+        mine = await stored(gateway, ann)
+        for others in (ben, everywhere):
+            for method in ("GET", "DELETE"):
+                path = f"{RESPONSES}/{mine}"
+                refused = await gateway.client.request(method, path, headers=others)
+                assert refused.status_code == 404, refused.text
+            continued = await gateway.ask(RESPONSES, headers=others, previous_response_id=mine)
+            assert continued.status_code == 404, continued.text
+        assert len(gateway.upstream.bill) == 1, "nothing was sent"
+        for headers in (ann, project):
+            own = await gateway.ask(RESPONSES, headers=headers, previous_response_id=mine)
+            assert own.status_code == 200, own.text
 
 
 async def test_the_key_of_the_service_opens_no_other_address_to_a_tenant(tmp_path: Path) -> None:
@@ -217,7 +238,9 @@ async def test_a_busy_tenant_has_no_other_lose_its_stored_responses(
         theirs = [await stored(gateway, busy) for _ in range(9)]
         memory = gateway.gateway._stored
         assert len(memory) <= 4
-        assert memory.owner(mine[-1]) == "a", "it has a part of the memory"
+        owner = memory.owner(mine[-1])
+        assert owner is not None
+        assert owner.project_id == "a", "it has a part of the memory"
         assert memory.owner(theirs[0]) is None
         await gateway.calls.settled(seconds=20.0)
         for headers, ids in ((one, mine), (busy, theirs)):
@@ -322,7 +345,7 @@ async def test_what_is_free_needs_no_budget(tmp_path: Path) -> None:
         made = await gateway.ask(RESPONSES)
         response_id = made.json()["id"]
         gateway.gateway._stored = StoredResponses()
-        gateway.gateway._stored.note(response_id, "a")
+        gateway.gateway._stored.note(response_id, Owner("a", "api"))
         for path in (f"/p/a{RESPONSES}/{response_id}", "/p/a/v1/models"):
             answer = await gateway.client.get(path)
             assert answer.status_code == 200, (path, answer.text)

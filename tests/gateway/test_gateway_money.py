@@ -41,9 +41,9 @@ def budget(limit: str, more: str = "") -> str:
     return f'[projects.a]\n[budgets."project:a"]\nlimit_usd = "{limit}"\n{more}\n'
 
 
-async def spend(gateway: GatewayService, amount: str) -> None:
-    """Book something on the budget of project a."""
-    held = {"id": "r-1", "scope": "project:a", "usd": amount}
+async def spend(gateway: GatewayService, amount: str, scope: str = "project:a") -> None:
+    """Book something on the budget of project a, or another."""
+    held = {"id": "r-1", "scope": scope, "usd": amount}
     for step in ("reserve", "commit"):
         answer = await gateway.client.post(f"/budgets/{step}", json=held)
         assert answer.status_code < 300, answer.text
@@ -471,12 +471,11 @@ def test_a_call_that_waits_for_a_provider_holds_no_money(tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
-async def bound_token(gateway: GatewayService) -> str:
-    """Return a token that is for project a alone."""
+async def bound_token(gateway: GatewayService, bounds: Bounds | None = None) -> str:
+    """Return a token that is for project a alone, or has other bounds."""
     now = gateway.service.engine.now()
-    new = new_token(
-        name="t", permissions=("submit", "read"), now=now, bounds=Bounds(project_id="a")
-    )
+    bounds = bounds or Bounds(project_id="a")
+    new = new_token(name="t", permissions=("submit", "read"), now=now, bounds=bounds)
     await gateway.service.api.tokens.add(new.kept)
     return new.text
 
@@ -499,6 +498,22 @@ def test_a_bound_token_is_told_the_figures_of_its_own_budget(tmp_path: Path) -> 
             assert "raise the limit" in why["error"]
 
     asyncio.run(scenario())
+
+
+async def test_calls_of_an_agents_token_use_up_its_own_budget(tmp_path: Path) -> None:
+    text = '[projects.a]\n[budgets."project:a/agent:pr-7"]\nlimit_usd = "0.0005"\n'
+    async with gateway_service(tmp_path, text) as gateway:
+        bounds = Bounds(project_id="a", agent_id="pr-7")
+        headers = ANTHROPIC_VERSION | {"x-api-key": await bound_token(gateway, bounds)}
+        assert (await gateway.ask(MESSAGES, headers=headers)).status_code == 200
+        books = await gateway.status("project:a/agent:pr-7")
+        assert float(books["spentUsd"]) > 0
+        await spend(gateway, books["remainingUsd"], "project:a/agent:pr-7")
+        refused = await gateway.ask(MESSAGES, headers=headers)
+        assert refused.status_code == 402, refused.text
+        assert "scope project:a/agent:pr-7" in error_of(refused)["message"]
+        assert gateway.service.api.shares.scopes.count("the project a") == 0, "it named none"
+        assert (await gateway.ask(f"/p/a{MESSAGES}", headers=ANTHROPIC_VERSION)).status_code == 200
 
 
 def test_a_budget_that_resets_later_than_a_call_may_wait_names_the_setting(

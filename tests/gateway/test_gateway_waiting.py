@@ -21,6 +21,7 @@ from gateway.gateway_service import (
     error_of,
     gateway_service,
 )
+from gateway.test_gateway_isolation import token
 from headgate.core.gates import GatePart
 from headgate.gateway.gateway import Patience
 
@@ -291,19 +292,23 @@ def test_an_equal_call_beside_an_open_one_is_its_own(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_the_place_of_another_token_cannot_be_taken(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        text = "[projects.a]\n[projects.b]\n[gateway]\nhold_seconds = 0.05\n"
-        async with gateway_service(tmp_path, text, inflight=1) as gateway:
-            first = await hold_upstream(gateway, MESSAGES)
-            answer = await gateway.ask(f"/p/a{MESSAGES}", "mine")
-            assert answer.status_code == 429
-            other = await gateway.ask(f"/p/b{MESSAGES}", "mine")
-            assert other.headers["x-headgate-call-id"] != answer.headers["x-headgate-call-id"]
-            gateway.upstream.releases.add("go")
-            await first
-
-    asyncio.run(scenario())
+async def test_the_place_of_another_token_cannot_be_taken(tmp_path: Path) -> None:
+    text = "[projects.a]\n[projects.b]\n[gateway]\nhold_seconds = 0.05\n"
+    async with gateway_service(tmp_path, text, inflight=1) as gateway:
+        first = await hold_upstream(gateway, MESSAGES)
+        mine = await token(gateway, "a")
+        others = [(await token(gateway, one), MESSAGES) for one in ("a", "b")]
+        others += [({}, f"/p/{one}{MESSAGES}") for one in ("a", "b")]
+        answers = [
+            await gateway.ask(path, "mine", headers=headers)
+            for headers, path in ((mine, MESSAGES), *others)
+        ]
+        assert {one.status_code for one in answers} == {429}
+        assert len({one.headers["x-headgate-call-id"] for one in answers}) == len(answers)
+        again = await gateway.ask(MESSAGES, "mine", headers=mine)
+        assert again.headers["x-headgate-call-id"] == answers[0].headers["x-headgate-call-id"]
+        gateway.upstream.releases.add("go")
+        await first
 
 
 def test_the_lower_priority_number_goes_first(tmp_path: Path) -> None:

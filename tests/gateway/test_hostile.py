@@ -95,6 +95,59 @@ def test_an_oversized_body_is_refused_before_it_is_read(tmp_path: Path, path: st
     asyncio.run(scenario())
 
 
+TOKENS = "[auth]\nrequired = true\n"
+NO_TOKENS = (
+    (),
+    ("authorization: Bearer sk-a-key-of-a-provider",),
+    ("x-api-key: sk-a-key-of-a-provider",),
+    ("authorization: Basic YTpi",),
+    ("x-api-key: hg_0123456789ab_short",),
+    ("authorization: Bearer hg_0123456789ab_short",),
+    ("x-api-key: hg_task_1",),
+)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/upstreams/openai/v1/files", f"/p/a{CHAT}"])
+@pytest.mark.parametrize("keys", NO_TOKENS)
+async def test_without_a_token_no_body_is_read(
+    tmp_path: Path, path: str, keys: tuple[str, ...]
+) -> None:
+    async with gateway_service(tmp_path, TOKENS) as gateway:
+        refused = await gateway.ask(CHAT, headers={"x-api-key": "hg_task_1"})
+        assert refused.status_code == 401, "what signs the tokens of tasks is known from now on"
+        for length in ("content-length: 30000000", "transfer-encoding: chunked"):
+            async with asyncio.timeout(5.0):
+                answer = await raw(gateway, head(gateway, path, length, *keys))
+            assert answer.startswith(b"HTTP/1.1 401")
+            error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+            is_anthropic = path == MESSAGES
+            kind = "authentication_error" if is_anthropic else "invalid_request_error"
+            assert error["type"] == kind
+            assert "hg_0" not in error["message"]
+
+
+async def test_one_key_is_sent_in_one_header_of_a_name(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        twice = ("x-api-key: one", "x-api-key: two", "content-length: 2")
+        answer = await raw(gateway, head(gateway, CHAT, *twice) + b"{}")
+        assert answer.startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("name", ["x-api-key: ", "authorization: Bearer "])
+async def test_an_upload_counts_for_its_token(tmp_path: Path, name: str) -> None:
+    async with gateway_service(tmp_path, TOKENS) as gateway:
+        new = new_token(name="t", permissions=("submit",), now=gateway.service.engine.now())
+        await gateway.service.api.tokens.add(new.kept)
+        headers = {"x-api-key": new.text}
+        assert (await gateway.ask(CHAT, headers=headers)).status_code == 200
+        _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        lines = (f"{name}{new.text}", "content-length: 30000000")
+        writer.write(head(gateway, CHAT, *lines) + b"x" * 100_000)
+        held = gateway.service.api.shares.bytes
+        await gateway.until(lambda: held.of(new.kept.token.id) >= 100_000)
+        writer.close()
+
+
 def test_a_long_body_is_taken(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_service(tmp_path) as gateway:

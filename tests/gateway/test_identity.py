@@ -242,6 +242,30 @@ def test_a_bound_token_charges_what_is_its_own() -> None:
     assert who.scopes == ("project:evals", "project:evals/session:s1")
 
 
+@pytest.mark.parametrize(
+    ("bounds", "said", "scopes"),
+    [
+        (NIGHTLY, "", ("project:evals", "project:evals/agent:nightly")),
+        (
+            *(NIGHTLY, "project:evals/agent:nightly/run:1"),
+            (
+                "project:evals",
+                "project:evals/agent:nightly",
+                "project:evals/agent:nightly/run:1",
+            ),
+        ),
+        (Bounds(agent_id="nightly"), "", ("project:default", "agent:nightly")),
+        (EVALS, "", ("project:evals",)),
+        (Bounds(agent_id="no/scope"), "", ("project:default",)),
+    ],
+)
+def test_a_token_of_an_agent_charges_its_own_budget_unasked(
+    bounds: Bounds, said: str, scopes: tuple[str, ...]
+) -> None:
+    values = {"x_headgate_scope": said} if said else {}
+    assert identity(bounds=bounds, **values).scopes == scopes
+
+
 def test_no_header_of_ours_goes_upstream() -> None:
     own = [(b"x-headgate-project", b"evals"), (b"authorization", b"Bearer " + TOKEN.encode())]
     assert upstream_headers(own) == [(b"accept-encoding", b"identity")]

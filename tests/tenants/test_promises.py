@@ -20,6 +20,7 @@ PROOFS: dict[str, tuple[str, ...]] = {
         "budgets/test_claims_stateful.py::test_tenants_on_the_ledger_in_memory",
         "budgets/test_claims_stateful.py::test_tenants_on_the_sqlite_ledger",
         "budgets/test_claims_stateful.py::test_tenants_on_the_redis_ledger",
+        "budgets/test_claims_stateful.py::test_tenants_on_the_postgresql_ledger",
         *HARMLESS,
     ),
     "If a tenant with an unrestricted token reports": (
@@ -35,6 +36,39 @@ PROOFS: dict[str, tuple[str, ...]] = {
         (
             "api/test_budgets_api.py"
             "::test_a_tenant_charges_a_bounded_number_of_scopes_and_others_are_not_counted"
+        ),
+    ),
+    "Tasks, calls and reservations with a token": (
+        "api/test_auth.py::test_what_an_agents_token_sends_is_charged_to_its_own_budget",
+        "api/test_auth.py::test_a_retry_charges_the_agent_of_whoever_sends_it",
+        "api/test_budgets_api.py::test_what_an_agents_token_holds_is_charged_to_its_own_budget",
+        "gateway/test_gateway_money.py::test_calls_of_an_agents_token_use_up_its_own_budget",
+    ),
+    "Failing calls of one tenant neither": (
+        "gateway/test_gateway_isolation.py::test_one_tenant_closes_no_upstream_with_two_senders",
+        "gateway/test_gateway_isolation.py::test_what_is_passed_on_opens_no_circuit",
+        (
+            "gateway/test_gateway_isolation.py"
+            "::test_a_tenant_whose_calls_fail_leaves_the_others_their_retries"
+        ),
+        "gateway/test_hostile.py::test_a_tenant_whose_requests_fail_does_not_close_the_upstream",
+    ),
+    "No token can take the position": (
+        "gateway/test_gateway_waiting.py::test_the_place_of_another_token_cannot_be_taken",
+        "gateway/test_gateway_places.py::test_one_tenant_takes_no_place_from_another",
+    ),
+    "Only the project that made a stored response": (
+        (
+            "gateway/test_gateway_isolation.py"
+            "::test_a_tenant_reads_and_deletes_its_own_stored_responses_alone"
+        ),
+        (
+            "gateway/test_gateway_isolation.py"
+            "::test_a_token_of_an_agent_has_no_stored_responses_of_other_agents"
+        ),
+        (
+            "gateway/test_gateway_isolation.py"
+            "::test_a_busy_tenant_has_no_other_lose_its_stored_responses"
         ),
     ),
     "A retry may charge only the budgets": (

@@ -126,6 +126,9 @@ class Gateway(Protocol):
     def check_head(self, head: Head) -> Caller | None:
         """Refuse whoever is not let in, as `App.check_head` does."""
 
+    def refusal(self, url: bytes, api_error: ApiError) -> Response:
+        """Return the answer to a request that is refused by its head."""
+
     async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401
         """Answer a request."""
 
@@ -191,6 +194,12 @@ class App:
         elif path not in self._open_paths:
             return self.api.auth.check_head(head)
         return None
+
+    def refusal(self, url: bytes, api_error: ApiError, request_id: bytes) -> Response:
+        """Return the answer to a request that is refused by its head."""
+        if self._gateway is not None and self._gateway.takes(url):
+            return self._gateway.refusal(url, api_error)
+        return error_response(api_error, request_id)
 
     def most_bytes(self, url: bytes) -> int:
         """Return how long the body of a request to an address may be."""

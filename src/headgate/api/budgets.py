@@ -119,6 +119,8 @@ async def reserve(api: Api, request: Request, _: str) -> Response:
     also = [own_scope(text, request.caller, field="also") for text in body.also]
     _check_length(request.caller, [scope, *also])
     await check_own_scopes(api, request.caller, [scope, *also])
+    if (of_agent := request.caller.bounds.agent_scope) is not None:
+        also.append(of_agent)
     try:
         with _in_words_of_the_caller(body.id, scope) as reservation_id:
             token = await api.tracker.reserve(
@@ -273,11 +275,11 @@ def _in_words_of_the_journal(reservation_id: str) -> Iterator[None]:
 # is defined if it, or one around it but the root, has a limit, or belongs to a project.
 
 
-async def undefined_budgets(api: Api, caller: Caller, scopes: Sequence[str]) -> list[str]:
+async def undefined_budgets(api: Api, caller: Caller, scopes: Sequence[Scope]) -> list[str]:
     """Return a warning for each scope that nobody has defined; none while the ledger is away."""
     lines = []
     try:
-        for scope in map(Scope, scopes):
+        for scope in scopes:
             if not await _is_defined(api, scope):
                 near = await _nearest_budget(api, caller, scope)
                 meant = f"; {did_you_mean(near)}" if near else "."

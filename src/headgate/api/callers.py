@@ -14,6 +14,8 @@ What belongs to others is not there: it is answered like what does not exist.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from headgate.api.errors import ApiError, not_found
@@ -120,6 +122,14 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def check_agent(self, agent_id: str) -> None:
         """Refuse to act as another agent than the caller's own."""
         own("agentId", agent_id, self.agent_id)
+
+    def further(self, scopes: Sequence[str]) -> list[Scope]:
+        """Return the scopes of a task that somebody named.
+
+        The first one is that of its project, and that of the caller's agent is always charged.
+        """
+        own = self.bounds.agent_scope
+        return [Scope(one) for one in scopes[1:] if one != own]
 
     def check_scope(self, scope: Scope) -> None:
         """Refuse a budget that is not the caller's own."""

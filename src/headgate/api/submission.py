@@ -506,11 +506,15 @@ def parse_cost_micro_usd(amount: float | str) -> int:
         reject_field(error.field, error.problem)
 
 
-def parse_scopes(texts: list[str], own: Scope) -> tuple[str, ...]:
+def parse_scopes(texts: list[str], own: Scope, bounds: Bounds = UNBOUND) -> tuple[str, ...]:
     """Return the scopes that a task is charged to: its project's own one first, each once."""
-    if sum(map(len, texts)) > MAX_REMEMBERED_LENGTH:
-        return _read_scopes(tuple(texts), own)
-    return _remembered_scopes(tuple(texts), own)
+    if not texts:
+        scopes: tuple[str, ...] = (own,)
+    elif sum(map(len, texts)) > MAX_REMEMBERED_LENGTH:
+        scopes = _read_scopes(tuple(texts), own)
+    else:
+        scopes = _remembered_scopes(tuple(texts), own)
+    return bind_scopes(scopes, bounds)
 
 
 # Tasks that come together are charged to the same few scopes.
@@ -524,13 +528,20 @@ def _read_scopes(texts: tuple[str, ...], own: Scope) -> tuple[str, ...]:
         reject_field("scopes", f"has {len(texts)} entries, at most {MAX_SCOPES} are charged")
     try:
         given = [parse_scope(text, field=f"scopes[{n}]") for n, text in enumerate(texts)]
-        charged_scopes(own, given)
     except InvalidScopeError as error:
-        reject_field(error.field if error.field.startswith("scopes") else "scopes", error.problem)
+        reject_field(error.field, error.problem)
+    _check_reach([own, *given])
     for scope in given:
         if scope.startswith("project:") and scope.partition("/")[0] != own:
             reject_field("scopes", f"'{scope}' is the budget of another project than the task's")
     return tuple(dict.fromkeys([own, *(scope for scope in given if scope != ROOT)]))
+
+
+def _check_reach(scopes: Iterable[str]) -> None:
+    try:
+        charged_scopes(ROOT, [Scope(scope) for scope in scopes])
+    except InvalidScopeError as error:
+        reject_field("scopes", error.problem)
 
 
 def parse_depends_on(task_ids: list[str]) -> tuple[str, ...]:
@@ -569,13 +580,22 @@ def bind(body: TaskBody | BatchBody, bounds: Bounds) -> None:
         body.priority = _bound_priority(body.priority, bounds.least_priority)
 
 
-def check_scopes(task: Task, bounds: Bounds) -> None:
-    """Refuse further budgets, after that of its project, that are not the caller's own."""
+def bind_scopes(scopes: tuple[str, ...], bounds: Bounds) -> tuple[str, ...]:
+    """Add the budget of the caller's agent to scopes, after that of the project.
+
+    A further one that is not the caller's own is refused.
+    """
     if not bounds.is_bound:
-        return
-    for scope in task.scopes[1:]:
+        return scopes
+    for scope in scopes[1:]:
         if not bounds.may_charge(Scope(scope)):
             raise _forbidden("scopes", f"the token is not for the budget '{scope}'")
+    of_agent = bounds.agent_scope
+    if of_agent is None or of_agent in scopes:
+        return scopes
+    bound = (*scopes[:1], of_agent, *scopes[1:])
+    _check_reach(bound)
+    return bound
 
 
 def _bound(task: Task, bounds: Bounds) -> Task:
@@ -588,14 +608,22 @@ def _bound(task: Task, bounds: Bounds) -> Task:
     if bounds is UNBOUND:
         return task
     least = bounds.least_priority
-    bound = msgspec.structs.replace(
+    return msgspec.structs.replace(
         task,
         agent_id=_bound_name("agentId", task.agent_id, bounds.agent_id),
         project_id=_bound_name("projectId", task.project_id, bounds.project_id) or "",
         priority=task.priority if least is None else max(task.priority, least),
     )
-    check_scopes(bound, bounds)
-    return bound
+
+
+def _scopes_again(task: Task, bounds: Bounds) -> tuple[str, ...]:
+    """Leave out the budget of the agent that sent a task, if it is not that of whoever sends it."""
+    sender = Bounds(agent_id=task.agent_id)
+    in_project = Bounds(agent_id=task.agent_id, project_id=task.project_id)
+    of_sender = (sender.agent_scope, in_project.agent_scope)
+    return tuple(
+        [one for one in task.scopes if one not in of_sender or bounds.may_charge(Scope(one))]
+    )
 
 
 def _bound_name(field: str, given: str | None, bound: str | None) -> str | None:
@@ -807,9 +835,7 @@ class SubmissionParser:
             bind(body, bounds)
         _require_agent(body.agent_id, body.project_id)
         submission = yield from _submission(body)
-        draft = Draft(self._task(body, now), self._terms(body), submission)
-        if bounds is not UNBOUND:
-            check_scopes(draft.task, bounds)
+        draft = Draft(self._task(body, now, bounds), self._terms(body), submission)
         return draft if is_trusted else self._claimed(draft)
 
     def _claimed(self, draft: Draft) -> Draft:
@@ -823,7 +849,7 @@ class SubmissionParser:
         task = msgspec.structs.replace(task, has_claims=True, has_usd_estimate=is_fixed)
         return draft._replace(task=task, terms=terms)
 
-    def _task(self, body: TaskBody, now: float) -> Task:
+    def _task(self, body: TaskBody, now: float, bounds: Bounds) -> Task:
         project_id = body.project_id or DEFAULT_PROJECT
         own = self._own_scope(project_id)
         target = self._target(body.target, body.agent_id)
@@ -840,7 +866,7 @@ class SubmissionParser:
             estimate_tokens=parse_estimated_tokens(body.estimate) if body.estimate else None,
             deadline=self._deadline(body.deadline, now, not_before),
             not_before=not_before,
-            scopes=parse_scopes(body.scopes, own) if body.scopes else (own,),
+            scopes=parse_scopes(body.scopes or [], own, bounds),
             target=target,
             slot=slot,
             provider=provider,
@@ -949,7 +975,7 @@ class SubmissionParser:
             created_at=now,
             estimate_tokens=task.estimate_tokens,
             deadline=self._deadline(None, now, None),
-            scopes=task.scopes or (own,),
+            scopes=bind_scopes(_scopes_again(record.task, bounds) or (own,), bounds),
             target=target,
             slot=slot,
             provider=provider,

@@ -42,7 +42,7 @@ from headgate.api.schema.tasks import (
     WhyBody,
 )
 from headgate.api.submission import BatchBody, TaskBody, check_unknown, excerpt, read_body
-from headgate.core.budgets.scopes import Scope, parse_scope
+from headgate.core.budgets.scopes import parse_scope
 from headgate.core.idempotency import (
     KEY_RULE,
     InvalidEntry,
@@ -141,8 +141,7 @@ async def _warned(
     """Return what became of tasks, each with a warning about budgets that are not defined."""
     warned: list[Submitted] = []
     for one, entry in zip(parsed, entries, strict=True):
-        # The first scope is that of the project, which is configured.
-        further = one.task.scopes[1:] if isinstance(one, Draft) else ()
+        further = caller.further(one.task.scopes) if isinstance(one, Draft) else []
         if further and isinstance(entry, TakenEntry):
             lines = [entry.warning] if entry.warning else []
             lines += await undefined_budgets(api, caller, further)
@@ -196,8 +195,7 @@ async def _check_scopes(api: Api, caller: Caller, entries: Sequence[Parsed]) -> 
     if caller.is_trusted:
         return
     drafts = [entry for entry in entries if isinstance(entry, Draft)]
-    # The first one is that of the project, which is configured.
-    further = {Scope(one) for draft in drafts for one in draft.task.scopes[1:]}
+    further = {one for draft in drafts for one in caller.further(draft.task.scopes)}
     if further:
         await check_own_scopes(api, caller, list(further))
 

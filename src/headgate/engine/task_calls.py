@@ -169,6 +169,10 @@ class TaskCalls:
         """Return a secret that is the same on every node and after a restart."""
         return hmac.digest(await self._known_secret(), purpose.encode(), "sha256")
 
+    def may_be_token(self, token: str) -> bool:
+        """Tell whether a token may be of a task, as far as is known without the store."""
+        return self._secret is None or read_task_token(token, self._secret) is not None
+
     async def attempt_of(self, token: str) -> TaskAttempt | None:
         """Return the attempt that a token is of, while it runs; None of any other."""
         read = read_task_token(token, await self._known_secret())

@@ -81,6 +81,7 @@ from headgate.executors.targets import gateway_targets
 from headgate.executors.templates import ObserveSlot
 from headgate.gateway.identity import (
     MAX_REMEMBERED,
+    NO_KEYS,
     ClientKeys,
     Identities,
     Identity,
@@ -89,6 +90,7 @@ from headgate.gateway.identity import (
     client_of,
     identify,
     keys_of,
+    read_keys,
     session_of,
     split_prefix,
 )
@@ -442,6 +444,15 @@ class Sender(NamedTuple):
             return f"agent:{caller.agent_id}"
         return f"token:{caller.token_id}"
 
+    def has(self, owner: Owner) -> bool:
+        """Tell whether something belongs to the sender; a task has what whoever sent it has."""
+        bounds = self.caller.bounds
+        if self.task is not None:
+            task = self.task.task
+            agent_id = task.agent_id if task.has_claims else None
+            bounds = Bounds(project_id=task.project_id, agent_id=agent_id)
+        return bounds.has(agent_id=owner.agent_id, project_id=owner.project_id)
+
 
 class KnownSender(NamedTuple):
     """Who sends requests with one head, as long as the settings and the admission hold."""
@@ -563,26 +574,33 @@ def call_headers(live: LiveCall, now: Callable[[], float]) -> list[tuple[bytes, 
     ]
 
 
+class Owner(NamedTuple):
+    """Whose a response is that a provider keeps."""
+
+    project_id: str
+    agent_id: str
+
+
 class StoredResponses:
     """Whose the responses are that providers keep; a busy project pushes out its own first."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, str] = {}
+        self._owners: dict[str, Owner] = {}
         self._by_project: dict[str, dict[str, None]] = {}
 
     def __len__(self) -> int:
         return len(self._owners)
 
-    def owner(self, response_id: str) -> str | None:
-        """Return the project that has made a response, if that is remembered."""
+    def owner(self, response_id: str) -> Owner | None:
+        """Return who has made a response, if that is remembered."""
         return self._owners.get(response_id)
 
-    def note(self, response_id: str, project_id: str) -> None:
+    def note(self, response_id: str, owner: Owner) -> None:
         """Remember whose a response is."""
         if response_id in self._owners:
             return
-        self._owners[response_id] = project_id
-        own = self._by_project.setdefault(project_id, {})
+        self._owners[response_id] = owner
+        own = self._by_project.setdefault(owner.project_id, {})
         own[response_id] = None
         if len(own) > MAX_STORED_EACH:
             self._forget_oldest(own)
@@ -592,9 +610,9 @@ class StoredResponses:
     def _forget_oldest(self, own: dict[str, None]) -> None:
         oldest = next(iter(own))
         del own[oldest]
-        project_id = self._owners.pop(oldest)
+        owner = self._owners.pop(oldest)
         if not own:
-            del self._by_project[project_id]
+            del self._by_project[owner.project_id]
 
 
 class Gateway:
@@ -714,9 +732,35 @@ class Gateway:
         return self.has("POST", url.partition(b"?")[0].decode("latin-1"))
 
     def check_head(self, head: Head) -> Caller | None:
-        """Refuse a request by its head that comes to another host, or from a page of another."""
-        self._api.auth.check_host_and_origin(head.host, head.origin)
+        """Refuse by its head what comes to another host, from a page of another, or from nobody.
+
+        Return who sends a token that was looked up a moment ago, in whichever header.
+        """
+        auth = self._api.auth
+        keys = NO_KEYS
+        if head.authorization or head.api_key:
+            keys = read_keys(head.authorization, head.api_key)
+        if keys.token and not keys.token.startswith(TASK_TOKEN_PREFIX):
+            return auth.check_head(head._replace(authorization=_shown(keys)))
+        auth.check_host_and_origin(head.host, head.origin)
+        if not keys.token and auth.rules.needs_token:
+            raise ApiError("unauthorized", _SEND_TOKEN)
+        if keys.token and not self._calls.tasks.may_be_token(keys.token):
+            raise ApiError("unauthorized", _NO_ATTEMPT)
         return None
+
+    def refusal(self, url: bytes, api_error: ApiError) -> Response:
+        """Return the answer to a request that is refused by its head, as its protocol has it."""
+        protocol: Protocol | None = None
+        with suppress(ApiError):
+            path = url.partition(b"?")[0].decode("latin-1")
+            protocol = protocol_of(split_prefix(path).rest)
+        told = _refusal_of(api_error)
+        seconds = told.retry_after_seconds
+        answer = error_answer(
+            protocol or Protocol.CHAT, told.failure, told.message, retry_after_seconds=seconds
+        )
+        return Response(api_error.kind.status, answer.body, answer.headers)
 
     async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer a request, whatever happens, in the shape of its protocol."""
@@ -864,7 +908,7 @@ class Gateway:
             self._estimates = learned
             for one in records:
                 if one.response_id:
-                    self._stored.note(one.response_id, one.project_id)
+                    self._stored.note(one.response_id, Owner(one.project_id, one.agent_id))
             under_way = {one.response_id: one.id for one in records if one.reservation_id}
             self._under_way = {**under_way, **self._under_way}
             self._recalled = led_since
@@ -1059,13 +1103,12 @@ class Gateway:
         keys = keys_of(headers)
         if keys.token.startswith(TASK_TOKEN_PREFIX):
             return await self._sending_task(request, path, headers, keys)
-        shown = f"Bearer {keys.token}".encode() if keys.token else b""
+        shown = _shown(keys)
         is_shown = headers.raw(b"authorization") == shown
         asked = request if is_shown else request.with_authorization(shown)
         auth = self._api.auth
         if not keys.token and auth.rules.needs_token:
-            line = "send a token of Headgate as the API key: hg_…"
-            raise _Refusal(Failure.UNAUTHORIZED, line)
+            raise _Refusal(Failure.UNAUTHORIZED, _SEND_TOKEN)
         settings = self._settings
         caller = auth.authenticate(asked, "submit")
         if caller is None:
@@ -1082,12 +1125,12 @@ class Gateway:
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
         reserve = self._reserve_mode(who)
+        further = [] if caller.is_trusted else caller.further(who.scopes)
+        if further:
+            await check_own_scopes(self._api, caller, further)
         # The first one is that of the project, which is configured.
-        named = [Scope(one) for one in who.scopes[1:]]
-        if not caller.is_trusted and named:
-            await check_own_scopes(self._api, caller, named)
-        warning = await self._scope_warning(caller, named)
-        if (caller.is_trusted or not named) and not warning:
+        warning = await self._scope_warning(caller, [Scope(one) for one in who.scopes[1:]])
+        if not further and not warning:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
         return Sender(who, keys, caller, headers, request.holder, reserve, warning=warning)
 
@@ -1132,8 +1175,7 @@ class Gateway:
         self._api.auth.authenticate(request.with_authorization(b""), None)
         attempt = await self._calls.tasks.attempt_of(keys.token)
         if attempt is None:
-            line = "the token is of no attempt at a task that runs here now"
-            raise _Refusal(Failure.UNAUTHORIZED, line)
+            raise _Refusal(Failure.UNAUTHORIZED, _NO_ATTEMPT)
         task = attempt.task
         caller = Caller(
             name=task.id,
@@ -2456,13 +2498,13 @@ class Gateway:
             return
         response_id = found[1].decode()
         live.change(response_id=response_id)
-        self._stored.note(response_id, asked.who.project_id)
+        self._stored.note(response_id, Owner(asked.who.project_id, asked.who.agent_id))
 
-    async def _owner_of(self, response_id: str) -> str | None:
-        """Return the project that has made a stored response; None if nobody knows."""
+    async def _owner_of(self, response_id: str) -> Owner | None:
+        """Return who has made a stored response; None if nobody knows."""
         owner = self._stored.owner(response_id)
         if owner is None and (record := await self._call_of(response_id)) is not None:
-            owner = record.project_id
+            owner = Owner(record.project_id, record.agent_id)
             self._stored.note(response_id, owner)
         return owner
 
@@ -2476,17 +2518,18 @@ class Gateway:
     async def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
         """Refuse a response behind the key of the service that another project has made.
 
-        Of one that nobody remembers an operator may ask, and a tenant may not.
+        To a token that is for one agent it is as if other agents of the project had made none. Of
+        one that nobody remembers an operator may ask, and a tenant may not.
         """
         if not self._upstreams.has_key(upstream):
             return
         owner, project_id = await self._owner_of(response_id), sender.identity.project_id
         is_trusted = sender.caller.is_trusted
-        if owner == project_id or (owner is None and is_trusted):
+        if is_trusted if owner is None else owner.project_id == project_id and sender.has(owner):
             return
         line = f"project '{project_id}' has made no response '{excerpt(response_id)}'"
-        if is_trusted:
-            line += f"; project '{owner}' has: ask under /p/{owner}/v1"
+        if is_trusted and owner is not None:
+            line += f"; project '{owner.project_id}' has: ask under /p/{owner.project_id}/v1"
         raise _Refusal(Failure.NOT_FOUND, line)
 
 
@@ -2541,6 +2584,15 @@ def _warm_tokens(record: CallRecord) -> int:
     said = (record.cached_tokens or 0) + (record.cache_write_tokens or 0)
     given = record.input_tokens or 0
     return said or (given if given >= LEAST_CACHED_TOKENS else 0)
+
+
+_SEND_TOKEN = "send a token of Headgate as the API key: hg_…"  # noqa: S105
+_NO_ATTEMPT = "the token is of no attempt at a task that runs here now"
+
+
+def _shown(keys: ClientKeys) -> bytes:
+    """Return the header that shows a token to the API."""
+    return f"Bearer {keys.token}".encode() if keys.token else b""
 
 
 def _identity(asked: Asked) -> str:

@@ -159,10 +159,15 @@ def keys_of(headers: RequestHeaders) -> ClientKeys:
     """Return the keys of a request, from `Authorization: Bearer` and `x-api-key`."""
     if not headers.has_any(_KEY_HEADERS):
         return NO_KEYS
-    kind, _, bearer = headers.get("authorization").partition(" ")
+    return read_keys(headers.raw(b"authorization"), headers.raw(b"x-api-key"))
+
+
+def read_keys(authorization: bytes, api_key: bytes) -> ClientKeys:
+    """Return the keys that stand in the two headers."""
+    kind, _, bearer = authorization.decode("latin-1").strip().partition(" ")
     given = {
         "bearer": bearer.strip() if kind.lower() == "bearer" else "",
-        "x-api-key": headers.get("x-api-key"),
+        "x-api-key": api_key.decode("latin-1").strip(),
     }
     token = key = ""
     scheme = "bearer"
@@ -329,7 +334,8 @@ def _identity(
     agent_id = own("agentId", agent_id, bounds.agent_id) or client
     if not knows_project(project_id):
         raise _no_project(project_id, project_names(), bounds)
-    scopes = _scopes(headers.get("x-headgate-scope"), project_id, bounds)
+    named = [part.strip() for part in headers.get("x-headgate-scope").split(",")]
+    scopes = parse_scopes([one for one in named if one], Scope(f"project:{project_id}"), bounds)
     priority = _priority(headers.get("x-headgate-priority"), bounds.least_priority)
     return Identity(
         project_id=project_id,
@@ -339,16 +345,6 @@ def _identity(
         client=client,
         reserve=_reserve(headers.get("x-headgate-reserve")),
     )
-
-
-def _scopes(text: str, project_id: str, bounds: Bounds) -> tuple[str, ...]:
-    named = [part.strip() for part in text.split(",")] if text else []
-    scopes = parse_scopes([part for part in named if part], Scope(f"project:{project_id}"))
-    for scope in scopes[1:]:
-        if bounds.is_bound and not bounds.may_charge(Scope(scope)):
-            line = f"field 'scopes': the token is not for the budget '{scope}'"
-            raise ApiError("forbidden", line, details={"field": "scopes"})
-    return scopes
 
 
 def _priority(text: str, least: int | None) -> int:

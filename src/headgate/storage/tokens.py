@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import re
 import secrets
-from functools import partial
+from functools import lru_cache, partial
 from typing import Literal
 
 import msgspec
@@ -78,10 +78,12 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
         An agent may have any name and a budget may not: where it cannot have this one, it is None.
         """
-        try:
-            return parse_scope(self.own_name)
-        except InvalidScopeError:
-            return None
+        return _scope_or_none(self.own_name)
+
+    @property
+    def agent_scope(self) -> Scope | None:
+        """The budget that its agent's work is always charged to, beside that of the project."""
+        return None if self.agent_id is None else self.own_scope
 
     @property
     def tenant(self) -> Tenant:
@@ -94,6 +96,14 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNBOUND = Bounds()
+
+
+@lru_cache(maxsize=MAX_TOKENS)
+def _scope_or_none(name: str) -> Scope | None:
+    try:
+        return parse_scope(name)
+    except InvalidScopeError:
+        return None
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):

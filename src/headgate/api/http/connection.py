@@ -462,7 +462,8 @@ class Connection(asyncio.Protocol):
         self._missing_bytes = length
         head = known.head
         try:
-            self._take_head(head if length == head.length else head._replace(length=length))
+            head = head if length == head.length else head._replace(length=length)
+            self._take_head(head, was_checked=self._seat.is_known)
         except ApiError as api_error:
             self._refuse(api_error)
         return end
@@ -562,13 +563,13 @@ class Connection(asyncio.Protocol):
         except ApiError as api_error:
             self._refuse(api_error)
 
-    def _take_head(self, head: Head) -> None:
+    def _take_head(self, head: Head, *, was_checked: bool = False) -> None:
         if head.has_body:
             self._length = head.length
             self._most_bytes = self._shared.most_bytes(head.url)
             if head.length > self._most_bytes:
                 raise too_large(self._most_bytes)
-            if self._shared.check_head is not None:
+            if self._shared.check_head is not None and not was_checked:
                 caller = self._shared.check_head(head)
                 if caller is not None and not self._seat.is_known:
                     self._seat.identify(caller.token_id, is_trusted=caller.is_trusted)
@@ -766,9 +767,14 @@ class Connection(asyncio.Protocol):
             return
         shared = self._shared
         request_id = sent_request_id(self._headers) or next(shared.request_ids)
-        shape = plain_page if takes_html(self._headers) else error_response
+        shape = plain_page if takes_html(self._headers) else self._shape
         self._transport.write(last_words(shape(api_error, request_id), request_id, shared.date))
         self._linger()
+
+    def _shape(self, api_error: ApiError, request_id: bytes) -> Response:
+        if self._shared.refusal is None:
+            return error_response(api_error, request_id)
+        return self._shared.refusal(self._url, api_error, request_id)
 
     def _linger(self) -> None:
         # To close while the client still sends would reset the connection, and with it the answer.
@@ -789,8 +795,8 @@ class Connections:
 
     An application may have a method `check_head`: it is given every head with a body to come, and
     may raise an `ApiError`, or return who sends it, where that is known at once. It may also have
-    `shares`, which it counts streams by, and `most_bytes`, which says how long the body of a
-    request to an address may be.
+    `shares`, which it counts streams by, `most_bytes`, which says how long the body of a request
+    to an address may be, and `refusal`, the answer to one there that is refused by its head.
     """
 
     def __init__(self, app: Any) -> None:  # noqa: ANN401 - an ASGI application
@@ -798,6 +804,8 @@ class Connections:
         self.check_head: Callable[[Head], Caller | None] | None = getattr(app, "check_head", None)
         self.shares: Shares = getattr(app, "shares", None) or Shares()
         self.most_bytes: Callable[[bytes], int] = getattr(app, "most_bytes", None) or _usual_bytes
+        self.refusal: Callable[[bytes, ApiError, bytes], Response] | None
+        self.refusal = getattr(app, "refusal", None)
         self.open: set[Connection] = set()
         self.date = DateHeader()
         self.request_ids = request_ids()

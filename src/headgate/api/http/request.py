@@ -311,15 +311,15 @@ def too_large(most: int = MAX_BODY_BYTES) -> ApiError:
 
 # What the head of a request says of its sender and of its body, before any body is read.
 #
-# Rule: what two readers could read in two ways is refused: there is one Host, one Authorization, no
-# coding of the body but chunks, and the address names no other host.
+# Rule: what two readers could read in two ways is refused: there is one Host, one Authorization,
+# one X-Api-Key, no coding of the body but chunks, and the address names no other host.
 
 MAX_URL_BYTES = 8 * 1024
 MAX_HEADERS = 100
 
 _VERSIONS = ("1.0", "1.1")
 _NO_VERSION = "0.0"
-_ONCE = (b"host", b"authorization", b"transfer-encoding")
+_ONCE = (b"host", b"authorization", b"x-api-key", b"transfer-encoding")
 
 
 class Head(NamedTuple):
@@ -329,6 +329,7 @@ class Head(NamedTuple):
     host: bytes
     origin: bytes
     authorization: bytes
+    api_key: bytes
     length: int
     has_body: bool
     expectation: bytes
@@ -359,6 +360,7 @@ def read_head(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) 
         host,
         found.get(b"origin", b""),
         found.get(b"authorization", b""),
+        found.get(b"x-api-key", b""),
         length,
         length > 0 or coding is not None,
         found.get(b"expect", b""),

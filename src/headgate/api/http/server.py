@@ -183,6 +183,7 @@ class RequestLog:
         self.check_head = getattr(app, "check_head", None)
         self.shares = getattr(app, "shares", None)
         self.most_bytes = getattr(app, "most_bytes", None)
+        self.refusal = getattr(app, "refusal", None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ANN401
         """Have a request answered, and say how."""
