@@ -26,7 +26,7 @@ from headgate.config.settings import Settings
 from headgate.config.slot_keys import SlotKeys
 from headgate.core.task import TaskStatus
 from headgate.gateway import routing
-from headgate.gateway.gateway import StoredResponses
+from headgate.gateway.gateway import StoredResponse, StoredResponses
 from headgate.gateway.routing import CIRCUIT_FAILURES, MAX_CIRCUIT_SECONDS
 from headgate.storage.tokens import Bounds, Permission, new_token
 
@@ -43,10 +43,11 @@ reserve = "strict"
 
 
 async def token(gateway: GatewayService, project_id: str) -> dict[str, str]:
-    """Return the header of a new token."""
+    """Return the header of a new token of a project; without one, of an operator."""
     now = gateway.service.engine.now()
     permissions: tuple[Permission, ...] = ("submit", "read")
-    bounds = Bounds(project_id=project_id)
+    permissions += () if project_id else ("admin",)
+    bounds = Bounds(project_id=project_id or None)
     new = new_token(name=secrets.token_hex(4), permissions=permissions, now=now, bounds=bounds)
     await gateway.service.api.tokens.add(new.kept)
     return {"authorization": f"Bearer {new.text}"}
@@ -217,8 +218,10 @@ async def test_a_busy_tenant_has_no_other_lose_its_stored_responses(
         theirs = [await stored(gateway, busy) for _ in range(9)]
         memory = gateway.gateway._stored
         assert len(memory) <= 4
-        assert memory.owner(mine[-1]) == "a", "it has a part of the memory"
-        assert memory.owner(theirs[0]) is None
+        kept = memory.get(mine[-1])
+        assert kept is not None, "it has a part of the memory"
+        assert kept.project_id == "a"
+        assert memory.get(theirs[0]) is None
         await gateway.calls.settled(seconds=20.0)
         for headers, ids in ((one, mine), (busy, theirs)):
             for response_id in ids:
@@ -295,7 +298,7 @@ async def test_what_is_free_needs_no_budget(tmp_path: Path) -> None:
         made = await gateway.ask(RESPONSES)
         response_id = made.json()["id"]
         gateway.gateway._stored = StoredResponses()
-        gateway.gateway._stored.note(response_id, "a")
+        gateway.gateway._stored.note(response_id, StoredResponse("a"))
         for path in (f"/p/a{RESPONSES}/{response_id}", "/p/a/v1/models"):
             answer = await gateway.client.get(path)
             assert answer.status_code == 200, (path, answer.text)

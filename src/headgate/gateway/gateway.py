@@ -471,6 +471,7 @@ class Asked:
         "response_model",
         "sender",
         "session",
+        "slot",
         "waited_seconds",
         "who",
     )
@@ -508,6 +509,9 @@ class Asked:
 
         self.refused_keys: dict[str, int] = {}
         """The keys with which it got a 401 or 403, as people are told of them, and which it was."""
+
+        self.slot: str | None = None
+        """The key behind which the response is kept that it names: no other key will do."""
 
         self.max_tokens: int | None = None
         """What the length of its answer was lowered to."""
@@ -552,36 +556,49 @@ def call_headers(live: LiveCall, now: Callable[[], float]) -> list[tuple[bytes, 
     ]
 
 
+class StoredResponse(NamedTuple):
+    """Whose a response is that a provider keeps, and behind which upstream and key."""
+
+    project_id: str
+    upstream: str = ""
+    slot: str | None = None
+
+    @classmethod
+    def of(cls, record: CallRecord) -> StoredResponse:
+        """Return what is known of a response by the call that made it."""
+        return cls(record.project_id, record.upstream, record.slot)
+
+
 class StoredResponses:
-    """Whose the responses are that providers keep; a busy project pushes out its own first."""
+    """The responses that providers keep; a busy project pushes out its own first."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, str] = {}
+        self._known: dict[str, StoredResponse] = {}
         self._by_project: dict[str, dict[str, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._known)
 
-    def owner(self, response_id: str) -> str | None:
-        """Return the project that has made a response, if that is remembered."""
-        return self._owners.get(response_id)
+    def get(self, response_id: str) -> StoredResponse | None:
+        """Return what is remembered of a response."""
+        return self._known.get(response_id)
 
-    def note(self, response_id: str, project_id: str) -> None:
-        """Remember whose a response is."""
-        if response_id in self._owners:
+    def note(self, response_id: str, stored: StoredResponse) -> None:
+        """Remember a response."""
+        if response_id in self._known:
             return
-        self._owners[response_id] = project_id
-        own = self._by_project.setdefault(project_id, {})
+        self._known[response_id] = stored
+        own = self._by_project.setdefault(stored.project_id, {})
         own[response_id] = None
         if len(own) > MAX_STORED_EACH:
             self._forget_oldest(own)
-        elif len(self._owners) > MAX_STORED:
+        elif len(self._known) > MAX_STORED:
             self._forget_oldest(max(self._by_project.values(), key=len))
 
     def _forget_oldest(self, own: dict[str, None]) -> None:
         oldest = next(iter(own))
         del own[oldest]
-        project_id = self._owners.pop(oldest)
+        project_id = self._known.pop(oldest).project_id
         if not own:
             del self._by_project[project_id]
 
@@ -826,7 +843,9 @@ class Gateway:
             answer = error_answer(Protocol.RESPONSES, Failure.BAD_REQUEST, line)
             await client.whole(_UPGRADE_REQUIRED, [_JSON], answer.body)
         elif path.startswith("/v1/responses/"):
-            await self._pass_through(client, who, self._first("openai"), path.removeprefix("/v1"))
+            rest = path.removeprefix("/v1")
+            upstream = await self._keeper_of(rest, who) or self._first("openai")
+            await self._pass_through(client, who, upstream, rest)
         elif path.startswith("/upstreams/"):
             await self._at_upstream(client, who, path)
         else:
@@ -849,7 +868,7 @@ class Gateway:
             self._estimates = learned
             for one in records:
                 if one.response_id:
-                    self._stored.note(one.response_id, one.project_id)
+                    self._stored.note(one.response_id, StoredResponse.of(one))
             under_way = {one.response_id: one.id for one in records if one.reservation_id}
             self._under_way = {**under_way, **self._under_way}
             self._recalled = led_since
@@ -1167,8 +1186,7 @@ class Gateway:
             except NoRouteError as error:
                 raise _Refusal(Failure.WRONG_PROTOCOL, str(error)) from None
         if asked.call.previous_id:
-            for member, _ in asked.members:
-                await self._check_stored(sender, member, asked.call.previous_id)
+            await self._keep_to(asked, asked.call.previous_id)
         if not self._are_priced(asked):
             await self._check_prices(asked)
         if asked.call.is_background:
@@ -1370,7 +1388,7 @@ class Gateway:
     def _draft(self, asked: Asked) -> CallDraft:
         who, call, task = asked.who, asked.call, asked.sender.task
         upstream, name = self._open_member(asked)
-        route = self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+        route = self._route(asked, upstream, name)
         now = self._api.engine.now()
         hold = self._hold(asked, name)
         # Where no place is kept nobody can come back to one.
@@ -1419,7 +1437,10 @@ class Gateway:
         return asked.members[0]
 
     def _route(self, asked: Asked, upstream: Upstream, name: str) -> CallRoute:
-        return self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+        route = self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+        if asked.slot is not None and route.has_slots:
+            return route._replace(slot=asked.slot)
+        return route
 
     async def _until_answered(self, asked: Asked, live: LiveCall) -> None:
         while True:
@@ -1517,6 +1538,12 @@ class Gateway:
         upstream = self._upstreams.get(live.route.upstream)
         if upstream is None:
             line = f"upstream '{live.route.upstream}' was taken out of the settings"
+            raise _Refusal(Failure.UNAVAILABLE, line)
+        slot = live.route.slot if live.route.has_slots else None
+        if slot is not None and slot not in upstream.settings.slots:
+            line = (
+                f"slot '{slot}', which the call needs, was taken out of [upstreams.{upstream.name}]"
+            )
             raise _Refusal(Failure.UNAVAILABLE, line)
         return upstream
 
@@ -1933,7 +1960,9 @@ class Gateway:
                 continue
             # While the state is made anew all of them count; it waits for its turn anyway.
             known = self._calls.open_slots(route, asked.who.project_id)
-            if set(upstream.settings.slots if known is None else known) - failed:
+            if known is None:
+                known = list(upstream.settings.slots) if route.slot is None else [route.slot]
+            if set(known) - failed:
                 return route
         return None
 
@@ -2029,7 +2058,7 @@ class Gateway:
 
     async def _correct(self, asked: Asked, reported: ReportedUsage) -> None:
         """Book what a response in the background cost, which somebody asks for now."""
-        _, _, response_id = asked.path.partition("?")[0].partition("/responses/")
+        response_id = _response_in(asked.path.partition("?")[0])
         if not reported.is_possible:
             return
         call_id = self._under_way.get(response_id)
@@ -2366,9 +2395,9 @@ class Gateway:
         if asked.reserve is Reserve.STRICT and not asked.is_free:
             line = f'what {path} costs is not bounded, and its budget has reserve = "strict"'
             raise _Refusal(Failure.BAD_REQUEST, line)
-        _, is_response, stored = path.partition("/responses/")
-        if is_response and upstream.kind == "openai":
-            await self._check_stored(asked.sender, upstream, stored.partition("/")[0])
+        response_id = _response_in(path)
+        if response_id and upstream.kind == "openai":
+            await self._keep_to(asked, response_id)
             return
         if asked.sender.caller.is_trusted or not self._upstreams.has_key(upstream):
             return
@@ -2384,15 +2413,37 @@ class Gateway:
             return
         response_id = found[1].decode()
         live.change(response_id=response_id)
-        self._stored.note(response_id, asked.who.project_id)
+        self._stored.note(response_id, StoredResponse.of(live.record))
 
-    async def _owner_of(self, response_id: str) -> str | None:
-        """Return the project that has made a stored response; None if nobody knows."""
-        owner = self._stored.owner(response_id)
-        if owner is None and (record := await self._call_of(response_id)) is not None:
-            owner = record.project_id
-            self._stored.note(response_id, owner)
-        return owner
+    async def _stored_response(self, response_id: str) -> StoredResponse | None:
+        """Return what is known of a stored response; None if nobody knows it."""
+        stored = self._stored.get(response_id)
+        if stored is None and (record := await self._call_of(response_id)) is not None:
+            stored = StoredResponse.of(record)
+            self._stored.note(response_id, stored)
+        return stored
+
+    async def _keeper_of(self, path: str, sender: Sender) -> Upstream | None:
+        """Return the upstream that keeps the response of a path, which its project has made."""
+        stored = await self._stored_response(_response_in(path))
+        if stored is None or stored.project_id != sender.identity.project_id:
+            return None
+        upstream = self._upstreams.get(stored.upstream)
+        return upstream if upstream is not None and upstream.kind == "openai" else None
+
+    async def _keep_to(self, asked: Asked, response_id: str) -> None:
+        """Have a call go where the response is kept that it names, with the key that made it.
+
+        Where the settings have that upstream or that key no more, its provider decides.
+        """
+        stored = await self._stored_response(response_id)
+        if stored is not None and stored.project_id == asked.who.project_id:
+            kept_at = [one for one in asked.members if one[0].name == stored.upstream]
+            asked.members = kept_at or asked.members
+            if kept_at and stored.slot in kept_at[0][0].settings.slots:
+                asked.slot = stored.slot
+        for upstream, _ in asked.members:
+            self._check_stored(asked.sender, upstream, response_id, stored)
 
     async def _call_of(self, response_id: str) -> CallRecord | None:
         """Return the call that has ended of which a stored response came."""
@@ -2401,14 +2452,17 @@ class Gateway:
             return None
         return await store.of_response(response_id)
 
-    async def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
+    def _check_stored(
+        self, sender: Sender, upstream: Upstream, response_id: str, stored: StoredResponse | None
+    ) -> None:
         """Refuse a response behind the key of the service that another project has made.
 
         Of one that nobody remembers an operator may ask, and a tenant may not.
         """
         if not self._upstreams.has_key(upstream):
             return
-        owner, project_id = await self._owner_of(response_id), sender.identity.project_id
+        owner = None if stored is None else stored.project_id
+        project_id = sender.identity.project_id
         is_trusted = sender.caller.is_trusted
         if owner == project_id or (owner is None and is_trusted):
             return
@@ -2429,6 +2483,11 @@ _AMBIGUOUS = re.compile(r"[;?#\\\x00-\x20]|%(?:[01][0-9a-f]|2[035f]|3[bf]|5c|7f)
 _UNDER_WAY = re.compile(rb'"status"\s*:\s*"(?:queued|in_progress)"')
 _RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 _STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+
+
+def _response_in(path: str) -> str:
+    """Return the id of the stored response that a path leads to; empty if it leads to none."""
+    return path.partition("/responses/")[2].partition("/")[0]
 
 
 def _learn_again(estimates: CallEstimates, record: CallRecord) -> None:

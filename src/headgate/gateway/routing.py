@@ -766,6 +766,8 @@ class SessionKeys:
             standings = [one for one, wait in zip(standings, waits, strict=True) if wait is None]
         avoided = self._avoided.get(task.id, ())
         standings = [one for one in standings if one.name not in avoided] or standings
+        if task.slot is not None:
+            return KeyChoice(task.slot, "the response that the call names is kept behind it")
         session = self._of_call.get(task.id, "")
         warm = self._sessions.get(session) if session else None
         if warm is not None and warm.until > now:
