@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -92,6 +93,37 @@ async def test_the_key_of_the_service_opens_no_other_address_to_a_tenant(tmp_pat
             answer = await gateway.client.get(path, headers=bound)
             assert answer.status_code == 404, (path, answer.text)
         assert len(gateway.upstream.requests) == sent, "nothing was sent"
+
+
+REFERENCES: list[tuple[str, dict[str, Any]]] = [
+    (RESPONSES, {"conversation": "conv_1"}),
+    (RESPONSES, {"prompt": {"id": "pmpt_1"}}),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}),
+    (RESPONSES, {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"file": {"file_id": "file-1"}}]}]}),
+    (MESSAGES, {"container": "container_1"}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), REFERENCES)
+async def test_a_tenant_reaches_no_stored_object_with_the_key_of_the_service(
+    tmp_path: Path, path: str, fields: dict[str, Any]
+) -> None:
+    body = asking(path) | fields
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        bound = await token(gateway, "b")
+        refused = await gateway.client.post(path, json=body, headers=bound)
+        assert refused.status_code == 403, refused.text
+        assert "key of your own" in refused.json()["error"]["message"]
+        assert not gateway.upstream.requests, "nothing was sent"
+        operator = await token(gateway, "")
+        assert (await gateway.client.post(path, json=body, headers=operator)).status_code == 200
+    own = UPSTREAMS.replace('key_env = "A_KEY"\n', "").replace('key_env = "O_KEY"\n', "")
+    text = TENANTS + '[gateway]\npassthrough_keys = "always"\n'
+    async with gateway_service(tmp_path, text, upstreams=own, environ={}) as gateway:
+        bound = await token(gateway, "b")
+        headers = bound | {"x-api-key": "sk-own-key-of-this-tenant"}
+        assert (await gateway.client.post(path, json=body, headers=headers)).status_code == 200
 
 
 async def test_what_nobody_can_bound_is_refused_where_budgets_are_strict(tmp_path: Path) -> None:

@@ -1187,6 +1187,9 @@ class Gateway:
                 raise _Refusal(Failure.WRONG_PROTOCOL, str(error)) from None
         if asked.call.previous_id:
             await self._keep_to(asked, asked.call.previous_id)
+        if asked.call.stored_reference and sender.tenant:
+            for member, _ in asked.members:
+                self._check_own_key(member, f"a {asked.call.stored_reference}")
         if not self._are_priced(asked):
             await self._check_prices(asked)
         if asked.call.is_background:
@@ -2399,10 +2402,14 @@ class Gateway:
         if response_id and upstream.kind == "openai":
             await self._keep_to(asked, response_id)
             return
-        if asked.sender.caller.is_trusted or not self._upstreams.has_key(upstream):
-            return
-        line = f"this token may not use the key of upstream '{upstream.name}' for {path}"
-        raise _Refusal(Failure.FORBIDDEN, f"{line}; send a key of your own, or ask an operator")
+        if not asked.sender.caller.is_trusted:
+            self._check_own_key(upstream, path)
+
+    def _check_own_key(self, upstream: Upstream, what: str) -> None:
+        """Refuse a tenant what leads to things of others with the key of the service."""
+        if self._upstreams.has_key(upstream):
+            line = f"this token may not use the key of upstream '{upstream.name}' for {what}"
+            raise _Refusal(Failure.FORBIDDEN, f"{line}; send a key of your own, or ask an operator")
 
     def _note_stored(self, asked: Asked, live: LiveCall, answer: bytes) -> None:
         """Remember whose response an id is that a provider keeps."""
