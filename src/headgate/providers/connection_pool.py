@@ -657,14 +657,22 @@ class UpstreamPool:
         if self._idle:
             self._idle[0].abort()
 
-    async def close(self) -> None:
-        """End idle connections now, and those in use when their answer has ended or is closed."""
-        self._is_closed = True
+    def retire(self) -> None:
+        """End idle connections now, and all others when their answer has ended or is closed.
+
+        Whoever is about to send a request can still do so.
+        """
+        self._max_idle = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for connection in self._idle[:]:
             connection.abort()
+
+    async def close(self) -> None:
+        """End connections as `retire` does, and send nothing any more."""
+        self._is_closed = True
+        self.retire()
         # The loop ends them when it has its next turn.
         await asyncio.sleep(0)
 
