@@ -124,9 +124,9 @@ class CallRefusedError(LimitReachedError):
 class Route(NamedTuple):
     """Where a call goes: its upstream, the model there, and the slots or the slot that it may use.
 
-    With `has_slots` and a `slot` it is that one of the slots of the upstream alone. With `is_shared`
-    the upstream has one key for everybody, and its slot stands for the model there: what a provider
-    says of one model closes no other.
+    With `has_slots` and a `slot` it is that one of the slots of the upstream alone. With
+    `is_shared` the upstream has one key for everybody, and its slot stands for the model there:
+    what a provider says of one model closes no other.
     """
 
     upstream: str

@@ -42,7 +42,7 @@ from headgate.api.forwarding import FORWARDED
 from headgate.api.http.request import ClientGoneError, Head, Request
 from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
-from headgate.api.shares import Holder, Pool, check_room
+from headgate.api.shares import HeldAnswer, Holder, Pool, check_room
 from headgate.api.submission import excerpt
 from headgate.config.settings import GatewaySettings, Settings
 from headgate.core import estimates
@@ -67,7 +67,13 @@ from headgate.engine.call_registry import (
 )
 from headgate.engine.call_registry import Route as CallRoute
 from headgate.engine.task_calls import Offer, TaskAttempt
-from headgate.errors import CallerError, HeadgateError, NotDispatchingError, StoreError
+from headgate.errors import (
+    CallerError,
+    HeadgateError,
+    LimitReachedError,
+    NotDispatchingError,
+    StoreError,
+)
 from headgate.executors.executor import shortened
 from headgate.executors.http import refused
 from headgate.executors.targets import gateway_targets
@@ -1778,7 +1784,8 @@ class Gateway:
         if is_stream:
             await self._stream(asked, live, response, texts, returned, credentials)
         else:
-            await self._whole(asked, live, response, texts, returned, credentials)
+            with HeldAnswer(self._api.shares, asked.sender.holder) as held:
+                await self._whole(asked, live, response, texts, returned, credentials, held)
         if asked.session and grant.slot is not None:
             record = live.record
             self.sessions.used(
@@ -2001,18 +2008,21 @@ class Gateway:
         texts: dict[str, str],
         returned: list[tuple[bytes, bytes]],
         credentials: Credentials,
+        held: HeldAnswer,
     ) -> None:
         try:
             body = response.read_whole(MAX_ANSWER_BYTES)
             if body is None:
-                body = await response.read_all(MAX_ANSWER_BYTES)
+                body = await response.read_all(MAX_ANSWER_BYTES, held.count)
             if "content-encoding" in texts and codings_of(texts):
-                body = await asyncio.to_thread(_decoded, body, texts, MAX_ANSWER_BYTES)
-        except (UpstreamError, ContentCodingError) as error:
+                body = await _decoded_answer(body, texts, held)
+        except (UpstreamError, ContentCodingError, LimitReachedError) as error:
             length = response.header(b"content-length")
-            size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else 0
+            size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else held.size
             self._lose(asked, live, str(error), answer_bytes=size)
-            raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
+            is_full = isinstance(error, LimitReachedError)
+            failure = Failure.UNAVAILABLE if is_full else Failure.UPSTREAM_FAILED
+            raise _Refusal(failure, str(error)) from None
         if asked.protocol is Protocol.RESPONSES:
             self._note_stored(asked, live, body)
         if len(body) > LARGE_ANSWER_BYTES:
@@ -2046,7 +2056,11 @@ class Gateway:
             body = await asyncio.to_thread(credentials.hidden_in, body)
         else:
             body = credentials.hidden_in(body)
+        seat = asked.client.request.seat
+        held.hand_over(seat)
         await asked.client.whole(response.status, headers, body)
+        if seat is not None:
+            seat.admitted = 0
 
     def _left_open(self, asked: Asked, live: LiveCall, status: int) -> CallRecord | None:
         """Leave the money of a response held that is made in the background, for its last word."""
@@ -2582,6 +2596,28 @@ def _decoded(body: bytes, texts: dict[str, str], max_bytes: int) -> bytes:
         made += decoder.feed(b"")
     decoder.finish()
     return bytes(made)
+
+
+async def _decoded_answer(body: bytes, texts: dict[str, str], held: HeldAnswer) -> bytes:
+    """Return a whole answer without its coding; what is made of it counts as it is made."""
+    decoder = ContentDecoder(coding_of(texts), max_bytes=MAX_ANSWER_BYTES)
+    made = bytearray()
+    given = body
+    while True:
+        await asyncio.to_thread(_decode_part, decoder, given, made)
+        if not decoder.has_more:
+            break
+        given = b""
+        await held.count(len(body) + len(made))
+    decoder.finish()
+    return bytes(made)
+
+
+def _decode_part(decoder: ContentDecoder, given: bytes, made: bytearray) -> None:
+    most = len(made) + LARGE_ANSWER_BYTES
+    made += decoder.feed(given)
+    while decoder.has_more and len(made) < most:
+        made += decoder.feed(b"")
 
 
 def _check_model(model: str) -> None:
