@@ -272,7 +272,9 @@ class BillingUpstream:
         self._number = 0
         self._failed: set[tuple[str, int]] = set()
         self._refused: list[tuple[str, str]] = []
-        self._responses: dict[str, Json] = {}
+        self._responses: dict[tuple[str, str], Json] = {}
+        """What is kept, by the key that made it and its id: no other key finds it."""
+
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
 
@@ -339,6 +341,11 @@ class BillingUpstream:
             elif self._knows_all and request.key not in self.accounts:
                 error = error_body(request.protocol, 401, "this key is not known")
                 connection.send_json(401, error)
+            elif (earlier := request.fields.get("previous_response_id")) and (
+                (request.key, earlier) not in self._responses
+            ):
+                error = error_body(request.protocol, 400, f"previous response {earlier} not found")
+                connection.send_json(400, error)
             elif not request.is_sound:
                 error = error_body(request.protocol, 400, "the body is no JSON, or names no model")
                 connection.send_json(400, error)
@@ -358,11 +365,11 @@ class BillingUpstream:
             body = models_body(self.models, is_anthropic=is_anthropic)
             error = error_body("messages" if is_anthropic else "chat", status, "no list for it")
             connection.send_json(status, body if status == 200 else error)
-        elif path.startswith("/v1/responses/") and path.rpartition("/")[2] in self._responses:
-            identity = path.rpartition("/")[2]
-            found = self._responses[identity]
+        elif path.startswith("/v1/responses/") and (
+            found := self._responses.get((request.key, identity := path.rpartition("/")[2]))
+        ):
             if method == "DELETE":
-                del self._responses[identity]
+                del self._responses[request.key, identity]
                 found = {"id": identity, "object": "response", "deleted": True}
             connection.send_json(200, found)
         else:
@@ -473,9 +480,11 @@ class BillingUpstream:
         charge.output_tokens = answer.tokens.output
         body = whole_body(request.protocol, answer, request.fields)
         if request.protocol == "responses" and request.fields.get("store", True):
-            self._responses[body["id"]] = body
+            self._responses[request.key, body["id"]] = body
             while len(self._responses) > KEPT_RESPONSES:
                 del self._responses[next(iter(self._responses))]
+            if request.fields.get("background"):
+                body = body | {"status": "queued", "usage": None}
         data = _GARBAGE if plan.fault == "garbage" else msgspec.json.encode(body)
         if plan.fault in {"cut", "stall", "endless"}:
             connection.send_head(200, headers, length=len(data))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -403,6 +405,30 @@ def test_a_call_to_an_upstream_that_was_taken_out_is_refused(tmp_path: Path) -> 
             assert "first" in error_of(answer)["message"]
 
     asyncio.run(scenario())
+
+
+async def test_an_upstream_that_was_changed_is_forgotten_when_its_last_call_has_ended(
+    tmp_path: Path,
+) -> None:
+    async with gateway_service(tmp_path) as gateway:
+        known = gateway.gateway._upstreams.get("openai")
+        assert known is not None
+        pool, before = known.pool, ref(known)
+        del known
+        assert (await gateway.ask(CHAT)).status_code == 200
+        running = gateway.start(CHAT, "[[until go]]")
+        await gateway.until(lambda: pool.in_use == 1)
+        path = tmp_path / "headgate.toml"
+        path.write_text(path.read_text().replace("max_inflight = 50", "max_inflight = 51"))
+        assert (await gateway.client.post("/scheduler/reload")).status_code == 200
+        assert (pool.in_use, pool.idle) == (1, 0)
+        assert (await gateway.ask(CHAT)).status_code == 200, "others go on with a new pool"
+        gateway.upstream.releases.add("go")
+        assert (await running).status_code == 200
+        assert (pool.in_use, pool.idle) == (0, 0)
+        await gateway.until_idle()
+        gc.collect()
+        assert before() is None
 
 
 def test_a_key_may_be_limited_more_often_than_a_call_is_retried(

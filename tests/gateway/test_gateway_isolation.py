@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -26,7 +27,7 @@ from headgate.config.settings import Settings
 from headgate.config.slot_keys import SlotKeys
 from headgate.core.task import TaskStatus
 from headgate.gateway import routing
-from headgate.gateway.gateway import Owner, StoredResponses
+from headgate.gateway.gateway import StoredResponse, StoredResponses
 from headgate.gateway.routing import CIRCUIT_FAILURES, MAX_CIRCUIT_SECONDS
 from headgate.storage.tokens import Bounds, Permission, new_token
 
@@ -45,10 +46,11 @@ reserve = "strict"
 async def token(
     gateway: GatewayService, project_id: str | None, agent_id: str | None = None
 ) -> dict[str, str]:
-    """Return the header of a new token."""
+    """Return the header of a new token; one for the project '' is an operator's."""
     now = gateway.service.engine.now()
     permissions: tuple[Permission, ...] = ("submit", "read")
-    bounds = Bounds(project_id=project_id, agent_id=agent_id)
+    permissions += ("admin",) if project_id == "" else ()
+    bounds = Bounds(project_id=project_id or None, agent_id=agent_id)
     new = new_token(name=secrets.token_hex(4), permissions=permissions, now=now, bounds=bounds)
     await gateway.service.api.tokens.add(new.kept)
     return {"authorization": f"Bearer {new.text}"}
@@ -112,6 +114,37 @@ async def test_the_key_of_the_service_opens_no_other_address_to_a_tenant(tmp_pat
             answer = await gateway.client.get(path, headers=bound)
             assert answer.status_code == 404, (path, answer.text)
         assert len(gateway.upstream.requests) == sent, "nothing was sent"
+
+
+REFERENCES: list[tuple[str, dict[str, Any]]] = [
+    (RESPONSES, {"conversation": "conv_1"}),
+    (RESPONSES, {"prompt": {"id": "pmpt_1"}}),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}),
+    (RESPONSES, {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"file": {"file_id": "file-1"}}]}]}),
+    (MESSAGES, {"container": "container_1"}),
+]
+
+
+@pytest.mark.parametrize(("path", "fields"), REFERENCES)
+async def test_a_tenant_reaches_no_stored_object_with_the_key_of_the_service(
+    tmp_path: Path, path: str, fields: dict[str, Any]
+) -> None:
+    body = asking(path) | fields
+    async with gateway_service(tmp_path, TENANTS) as gateway:
+        bound = await token(gateway, "b")
+        refused = await gateway.client.post(path, json=body, headers=bound)
+        assert refused.status_code == 403, refused.text
+        assert "key of your own" in refused.json()["error"]["message"]
+        assert not gateway.upstream.requests, "nothing was sent"
+        operator = await token(gateway, "")
+        assert (await gateway.client.post(path, json=body, headers=operator)).status_code == 200
+    own = UPSTREAMS.replace('key_env = "A_KEY"\n', "").replace('key_env = "O_KEY"\n', "")
+    text = TENANTS + '[gateway]\npassthrough_keys = "always"\n'
+    async with gateway_service(tmp_path, text, upstreams=own, environ={}) as gateway:
+        bound = await token(gateway, "b")
+        headers = bound | {"x-api-key": "sk-own-key-of-this-tenant"}
+        assert (await gateway.client.post(path, json=body, headers=headers)).status_code == 200
 
 
 async def test_what_nobody_can_bound_is_refused_where_budgets_are_strict(tmp_path: Path) -> None:
@@ -238,10 +271,10 @@ async def test_a_busy_tenant_has_no_other_lose_its_stored_responses(
         theirs = [await stored(gateway, busy) for _ in range(9)]
         memory = gateway.gateway._stored
         assert len(memory) <= 4
-        owner = memory.owner(mine[-1])
-        assert owner is not None
-        assert owner.project_id == "a", "it has a part of the memory"
-        assert memory.owner(theirs[0]) is None
+        kept = memory.get(mine[-1])
+        assert kept is not None, "it has a part of the memory"
+        assert kept.project_id == "a"
+        assert memory.get(theirs[0]) is None
         await gateway.calls.settled(seconds=20.0)
         for headers, ids in ((one, mine), (busy, theirs)):
             for response_id in ids:
@@ -345,7 +378,7 @@ async def test_what_is_free_needs_no_budget(tmp_path: Path) -> None:
         made = await gateway.ask(RESPONSES)
         response_id = made.json()["id"]
         gateway.gateway._stored = StoredResponses()
-        gateway.gateway._stored.note(response_id, Owner("a", "api"))
+        gateway.gateway._stored.note(response_id, StoredResponse("a", "api"))
         for path in (f"/p/a{RESPONSES}/{response_id}", "/p/a/v1/models"):
             answer = await gateway.client.get(path)
             assert answer.status_code == 200, (path, answer.text)

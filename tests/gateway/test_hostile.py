@@ -27,6 +27,7 @@ from gateway.gateway_service import (
     gateway_service,
     usd,
 )
+from headgate.api.shares import Pool
 from headgate.gateway import routing
 from headgate.gateway.gateway import MAX_BODY_BYTES, Patience
 from headgate.gateway.routing import CIRCUIT_FAILURES, MAX_CIRCUIT_SECONDS
@@ -358,21 +359,129 @@ def test_a_client_that_does_not_read_is_given_up_and_booked(
     asyncio.run(scenario())
 
 
+class WatchedPool(Pool):
+    """A pool that knows how much of it was taken at most."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.peak = 0
+
+    def take(self, key: str, amount: int = 1) -> None:
+        super().take(key, amount)
+        self.peak = max(self.peak, self.taken)
+
+
 @pytest.mark.parametrize("is_stream", [True, False])
 def test_a_huge_answer_does_not_fill_the_memory(tmp_path: Path, is_stream: bool) -> None:
     async def scenario() -> None:
         async with gateway_service(tmp_path) as gateway:
-            gateway.upstream.script.append(Plan(fault="huge"))
-            size = 0
-            body = asking(CHAT, is_stream=is_stream)
-            async with gateway.client.stream("POST", CHAT, json=body) as answer:
-                async for piece in answer.aiter_raw():
-                    size += len(piece)
-            assert size > 1_000_000
-            record = await gateway.record(answer)
-            assert record.tokens == gateway.upstream.bill[0].tokens
+            pool = gateway.service.api.shares.bytes = WatchedPool(10_000_000)
+
+            async def asked(number: int) -> int:
+                size = 0
+                body = asking(CHAT, f"{number}", is_stream=is_stream)
+                async with gateway.client.stream("POST", CHAT, json=body) as answer:
+                    assert answer.status_code == 200
+                    async for piece in answer.aiter_raw():
+                        size += len(piece)
+                return size
+
+            count = 1 if is_stream else 4
+            gateway.upstream.script.extend([Plan(fault="huge")] * count)
+            sizes = await asyncio.gather(*(asked(number) for number in range(count)))
+            assert min(sizes) > 1_000_000
+            await gateway.until_idle()
+            booked = sum(one.tokens or 0 for one in gateway.calls.latest())
+            assert booked == sum(one.tokens for one in gateway.upstream.bill)
+            if is_stream:
+                assert pool.peak < 1_000_000
+            else:
+                assert max(sizes) <= pool.peak <= 2 * pool.most
+            assert not pool.taken
 
     asyncio.run(scenario())
+
+
+HALF_BYTES = 4_000_000
+
+
+@asynccontextmanager
+async def halting_upstream(
+    folder: Path, *, is_packed: bool = False
+) -> AsyncIterator[tuple[GatewayService, asyncio.Event]]:
+    """Serve with an upstream that sends the second half of an answer when it is told to."""
+    go_on = asyncio.Event()
+    usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18}
+    text = {"id": "c", "model": "gpt-5", "x": "x" * 2 * HALF_BYTES, "usage": usage}
+    body = json.dumps(text).encode()
+    lines = [JSON]
+    if is_packed:
+        body = gzip.compress(json.dumps(text | {"x": secrets.token_hex(HALF_BYTES)}).encode())
+        lines.append(GZIP)
+    said = http(200, body, *lines)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said[:HALF_BYTES])
+        await go_on.wait()
+        writer.write(said[HALF_BYTES:])
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    upstreams = f'[upstreams.openai]\nkind = "openai"\nbase_url = "http://127.0.0.1:{port}/v1"\n'
+    upstreams += 'key_env = "O_KEY"\n'
+    try:
+        async with gateway_service(folder, upstreams=upstreams, environ=KEYS) as gateway:
+            yield gateway, go_on
+    finally:
+        go_on.set()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+async def test_answers_that_are_read_are_bounded_in_sum_and_all_arrive(
+    tmp_path: Path, is_packed: bool
+) -> None:
+    async with halting_upstream(tmp_path, is_packed=is_packed) as (gateway, go_on):
+        # One that is packed is there twice for a moment.
+        pool = WatchedPool(20_000_000 if is_packed else 10_000_000)
+        gateway.service.api.shares.bytes = pool
+        asked = [gateway.start(CHAT, f"{number}") for number in range(6)]
+        if is_packed:
+            go_on.set()
+        else:
+            await gateway.until(lambda: pool.taken > 2 * HALF_BYTES)
+            go_on.set()
+        for one in asked:
+            answer = await one
+            assert answer.status_code == 200, answer.text
+            assert len(answer.content) > 2 * HALF_BYTES
+        assert 2 * HALF_BYTES < pool.peak <= 2 * pool.most
+        await gateway.until_idle()
+        assert not pool.taken
+
+
+async def test_an_answer_for_which_there_is_no_room_is_refused_and_booked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with halting_upstream(tmp_path) as (gateway, go_on):
+        pool = gateway.service.api.shares.bytes = WatchedPool(10_000_000)
+        halted = [gateway.start(CHAT, f"{number}") for number in range(2)]
+        await gateway.until(lambda: pool.taken > 2 * HALF_BYTES - 10_000)
+        with monkeypatch.context() as impatient:
+            impatient.setattr("headgate.api.shares.ROOM_SECONDS", 0.1)
+            refused = await gateway.ask(CHAT, "another")
+        assert refused.status_code == 503, refused.text
+        assert "no room for its answer" in error_of(refused)["message"]
+        record = await gateway.record(refused)
+        assert record.assumed_tokens
+        assert record.assumed_tokens == record.tokens
+        go_on.set()
+        for one in halted:
+            assert (await one).status_code == 200
 
 
 def test_a_page_of_another_site_cannot_make_calls(tmp_path: Path) -> None:

@@ -93,6 +93,65 @@ FIELDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+STORED: list[tuple[str, dict[str, Any], str]] = [
+    (RESPONSES, {"conversation": "conv_1"}, "conversation"),
+    (RESPONSES, {"conversation": {"id": "conv_1"}}, "conversation"),
+    (RESPONSES, {"conversation": None}, ""),
+    (RESPONSES, {"prompt": {"id": "pmpt_1", "variables": {}}}, "prompt"),
+    ("/v1/completions", {"prompt": "say"}, ""),
+    (MESSAGES, {"container": "container_1"}, "container"),
+    (MESSAGES, {"container": {"id": "container_1"}}, "container"),
+    (MESSAGES, {"container": None}, ""),
+    (MESSAGES, {"container": {"skills": [{"type": "custom", "skill_id": "s"}]}}, "skill_id"),
+    (MESSAGES, {"container": {"skills": [{"type": "anthropic", "skill_id": "pdf"}]}}, ""),
+    (
+        MESSAGES,
+        {"messages": [{"content": [{"type": "container_upload", "file_id": "f"}]}]},
+        "file_id",
+    ),
+    (
+        MESSAGES,
+        {
+            "messages": [
+                {"content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}
+            ]
+        },
+        "file_id",
+    ),
+    (MESSAGES, {"messages": [{"content": [{"type": "tool_use", "input": {"file_id": "f"}}]}]}, ""),
+    (MESSAGES, {"tools": [{"input_schema": {"properties": {"file_id": {}}}}]}, ""),
+    (MESSAGES, {"metadata": {"file_id": "f"}}, ""),
+    (CHAT, {"messages": [{"content": [{"type": "file", "file": {"file_id": "f"}}]}]}, "file_id"),
+    (CHAT, {"messages": [{"content": [{"type": "text", "text": '{"file_id": "f"}'}]}]}, ""),
+    (CHAT, {"tools": [{"function": {"parameters": {"container": "a"}}}]}, ""),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "item_reference"),
+    (RESPONSES, {"input": [{"id": "msg_1"}]}, "item_reference"),
+    (RESPONSES, {"input": [{"id": "msg_1", "role": "user", "content": "hi"}]}, ""),
+    (RESPONSES, {"input": [{"type": "input_image", "file_id": "f"}]}, "file_id"),
+    (RESPONSES, {"input": [{"type": "input_image", "file_id": None}]}, ""),
+    (
+        RESPONSES,
+        {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]},
+        "vector_store_ids",
+    ),
+    (RESPONSES, {"tools": [{"type": "code_interpreter", "container": "cntr_1"}]}, "container"),
+    (RESPONSES, {"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}, ""),
+    (
+        RESPONSES,
+        {"tools": [{"type": "code_interpreter", "container": {"type": "auto", "file_ids": ["f"]}}]},
+        "file_ids",
+    ),
+    (RESPONSES, {"previous_response_id": "resp_1"}, ""),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "reference"), STORED)
+def test_what_names_something_that_the_provider_keeps_is_found(
+    path: str, fields: dict[str, Any], reference: str
+) -> None:
+    assert read(path, **fields).stored_reference == reference
+
+
 @pytest.mark.parametrize(("path", "fields", "found"), FIELDS)
 def test_what_a_gateway_needs_is_read(
     path: str, fields: dict[str, Any], found: dict[str, Any]

@@ -561,6 +561,18 @@ async def test_closing_ends_idle_connections_now_and_others_after_their_answer()
             await asked(pool)
 
 
+@on_both_loops
+async def test_a_retired_pool_keeps_no_connection_and_sends_what_is_under_way() -> None:
+    async with pool_of(HELLO) as (pool, endpoint):
+        await asked(pool)
+        assert pool.idle == 1
+        pool.retire()
+        assert (pool.in_use, pool.idle) == (0, 0)
+        assert await asked(pool) == (200, b"hello")
+        assert (pool.in_use, pool.idle) == (0, 0)
+        assert endpoint.connections == 2
+
+
 # Failures.
 
 

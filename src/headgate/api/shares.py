@@ -29,10 +29,11 @@ from collections.abc import (
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from headgate.api.errors import ApiError
 from headgate.api.schema.tasks import Details
+from headgate.errors import LimitReachedError
 
 SHARE = 8
 """How many times as much as is free a caller may have: alone, eight ninths of everything."""
@@ -55,6 +56,13 @@ MAX_CLAIMS = 12_000
 
 MAX_BYTES = 128 * 1024 * 1024
 """What bodies of requests, and answers that were not taken yet, keep in memory in all."""
+
+ROOM_SECONDS = 30.0
+ROOM_LOOK_SECONDS = 0.05
+"""For how long a long answer of an upstream waits for room among these, and how often it looks."""
+
+HEAD_BYTES = 64 * 1024
+"""What the head of an answer adds to it at most."""
 
 MAX_SPILLED_BYTES = 2 * 1024 * 1024 * 1024
 MAX_SPILLED_FILES = 4_096
@@ -161,6 +169,74 @@ def held(pool: Pool, holder: Holder, what: str) -> Iterator[None]:
         pool.give_back(holder.key)
 
 
+class HeldAnswer:
+    """An answer of an upstream that is kept as a whole: what was read of it counts for its caller.
+
+    One whose caller may have no more waits for room, and its upstream keeps the rest. The one that
+    came first does not wait for others that are read, or they could all wait for each other.
+    """
+
+    __slots__ = ("_all", "_holder", "_pool", "size")
+
+    def __init__(self, shares: Shares, holder: Holder) -> None:
+        self._pool = shares.bytes
+        self._all = shares.answers
+        self._holder = holder
+        self.size = 0
+
+    def __enter__(self) -> Self:
+        """Hold nothing yet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hold nothing any more."""
+        self.let_go()
+
+    async def count(self, size: int) -> None:
+        """Count so many bytes as held from now on; wait for room, and refuse if none comes."""
+        more = size - self.size
+        if more <= 0:
+            return
+        self._all.setdefault(self)
+        if not self._may_take(more):
+            await self._until_room(more)
+        self._pool.take(self._holder.key, more)
+        self.size = size
+
+    def _may_take(self, more: int) -> bool:
+        if self._pool.has_room(self._holder, more):
+            return True
+        if next(iter(self._all)) is not self:
+            return False
+        others = sum(one.size for one in self._all) - self.size
+        return self._pool.has_room(self._holder, more - others)
+
+    async def _until_room(self, more: int) -> None:
+        try:
+            async with asyncio.timeout(ROOM_SECONDS):
+                while not self._may_take(more):  # noqa: ASYNC110 - nobody tells of room
+                    await asyncio.sleep(ROOM_LOOK_SECONDS)
+        except TimeoutError:
+            own, pool = self._pool.of(self._holder.key), self._pool
+            line = f"there was no room for its answer within {ROOM_SECONDS:g} s: {own:,} bytes of"
+            line += f" your requests and answers are held, of {pool.most:,} in all; stream answers,"
+            line += " or ask for fewer at a time"
+            raise LimitReachedError(line) from None
+
+    def hand_over(self, seat: Seat | None) -> None:
+        """Let go of an answer that is about to be sent; its connection counts what is not taken."""
+        if self.size and seat is not None:
+            seat.admitted = self.size + HEAD_BYTES
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Hold nothing any more."""
+        if self.size:
+            self._pool.give_back(self._holder.key, self.size)
+            self.size = 0
+        self._all.pop(self, None)
+
+
 class SpillRoom:
     """How much of the disk bodies of calls may take that wait, and how much each caller has."""
 
@@ -245,7 +321,16 @@ class Making:
 class Seat:
     """What one connection has in hand, and for whom it counts: an address, then a token."""
 
-    __slots__ = ("_bytes", "_close", "_has_left", "_shares", "address", "holder", "is_extra")
+    __slots__ = (
+        "_bytes",
+        "_close",
+        "_has_left",
+        "_shares",
+        "address",
+        "admitted",
+        "holder",
+        "is_extra",
+    )
 
     def __init__(self, shares: Shares, address: str, close: Callable[[], None]) -> None:
         """Count a connection; `close` ends it while it is idle, if room is needed."""
@@ -253,6 +338,9 @@ class Seat:
         self._close = close
         self._bytes = 0
         self._has_left = False
+        self.admitted = 0
+        """The size of an answer that there was room for before it was sent."""
+
         self.address = address_key(address)
         self.holder = Holder(self.address)
         shares.connections.take(self.address)
@@ -319,7 +407,7 @@ class Seat:
     def hold(self, size: int) -> bool:
         """Count bytes as held; False if these are more than the caller may have."""
         pool = self._shares.bytes
-        has_room = pool.has_room(self.holder, size)
+        has_room = size <= self.admitted or pool.has_room(self.holder, size)
         if not self._has_left:
             self._bytes += size
             pool.take(self.holder.key, size)
@@ -431,6 +519,9 @@ class Shares:
         self.pages = Pool(MAX_PAGES)
         self.claims = Pool(MAX_CLAIMS)
         self.bytes = Pool(MAX_BYTES)
+        self.answers: dict[HeldAnswer, None] = {}
+        """The long answers that are read, the one that came first, first."""
+
         self.spilled = SpillRoom()
         self.making = Making(MAX_MADE)
         self.scopes = OwnScopes(clock)

@@ -992,7 +992,7 @@ class SlotGates:
         """Keep the gates of the provider that a task names, and of what its project may use."""
         if task.slot is None and task.provider is None:
             return
-        if task.is_call and task.slot is not None:
+        if task.is_call and task.provider is None:
             # The key of a client, which no settings restrict; there may be any number of them.
             return
         grant = grant_of(task)
@@ -1067,11 +1067,16 @@ class SlotGates:
             and not self._is_closed(one, with_full=with_full)
         ]
 
-    def unusable(self, provider: str, project_id: str) -> list[GateClosure]:
-        """Return what closes the slots that a project may use, if none comes back by itself."""
+    def unusable(
+        self, provider: str, project_id: str, *, slot: str | None = None
+    ) -> list[GateClosure]:
+        """Return what closes the slots that a project may use, if none comes back by itself.
+
+        With a `slot` it is about that one alone.
+        """
         found = []
         for one in self._by_provider.get(provider, ()):
-            if not one.is_for(project_id):
+            if not one.is_for(project_id) or slot not in (None, one.name):
                 continue
             timed = self._closures.timed.get(_part(one.name))
             if timed is not None and timed.cause == "credit":
@@ -1693,7 +1698,7 @@ class DispatchState:
         if settings.is_paused or not self._has_to_itself(task):
             return None
         waiting = Waiting(task, DEFAULT_TERMS, attempt, 0, hold)
-        if task.slot is None:
+        if task.provider is not None:
             self.slots.track(task)
         self.made_agents.ensure(task.agent_id)
         taken = self.index.take_alone(task, tick=self.tick)
@@ -2136,7 +2141,7 @@ class DispatchState:
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)
         tokens = hold.tokens.amount if is_known else share
         slot, key_rule = task.slot, ""
-        if slot is None and task.provider is not None:
+        if task.provider is not None and (slot is None or task.is_call):
             slot, key_rule = self._chosen_slot(task, task.provider, tokens, now)
             if slot is None:
                 self._give_back_permit(agent_id, task, now)
@@ -2251,6 +2256,13 @@ class DispatchState:
     ) -> KeyChoice | KeyWait | None:
         if task.is_call and self.choose_key is not None:
             found = self.slots.open_slots(provider, task.project_id, without=without)
+            if task.slot is not None:
+                found = [one for one in found if one.name == task.slot]
+                part = GatePart("slot", task.slot)
+                if not (found or without or self.closures.is_closed(part)):
+                    # It is not in the settings any more, and no gate would open for it.
+                    why = f"slot {task.slot} is not open to it"
+                    return KeyWait(now + ASIDE_SECONDS, why)
             return self.choose_key(task, found, self.in_flight.by_slot, now) if found else None
         slot = self.slots.choose(provider, task.project_id, without=without)
         return None if slot is None else KeyChoice(slot, "")

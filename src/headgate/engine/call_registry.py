@@ -124,8 +124,9 @@ class CallRefusedError(LimitReachedError):
 class Route(NamedTuple):
     """Where a call goes: its upstream, the model there, and the slots or the slot that it may use.
 
-    With `is_shared` the upstream has one key for everybody, and its slot stands for the model
-    there: what a provider says of one model closes no other.
+    With `has_slots` and a `slot` it is that one of the slots of the upstream alone. With
+    `is_shared` the upstream has one key for everybody, and its slot stands for the model there:
+    what a provider says of one model closes no other.
     """
 
     upstream: str
@@ -1183,7 +1184,11 @@ class Calls:
         if not route.has_slots:
             return []
         found = state.slots.open_slots(route.target, project_id, without=(), with_full=True)
-        return [one.name for one in found if not self.is_paused(one.name, route.model)]
+        return [
+            one.name
+            for one in found
+            if route.slot in (None, one.name) and not self.is_paused(one.name, route.model)
+        ]
 
     def is_closed(self, route: Route, project_id: str) -> bool:
         """Tell whether a route leads a project nowhere at this moment, whatever closes it."""
@@ -1203,7 +1208,7 @@ class Calls:
         if state is None:
             return []
         if route.has_slots:
-            found = state.slots.unusable(route.target, project_id)
+            found = state.slots.unusable(route.target, project_id, slot=route.slot)
         else:
             closure = state.closures.timed.get(GatePart("target", route.target))
             found = [closure] if closure is not None and closure.cause == "credit" else []

@@ -42,7 +42,7 @@ from headgate.api.forwarding import FORWARDED
 from headgate.api.http.request import ClientGoneError, Head, Request
 from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
-from headgate.api.shares import Holder, Pool, check_room
+from headgate.api.shares import HeldAnswer, Holder, Pool, check_room
 from headgate.api.submission import excerpt
 from headgate.budgets.tracker import FRESH_SECONDS
 from headgate.config.settings import GatewaySettings, Settings
@@ -71,6 +71,7 @@ from headgate.engine.task_calls import Offer, TaskAttempt
 from headgate.errors import (
     CallerError,
     HeadgateError,
+    LimitReachedError,
     NotDispatchingError,
     StoreError,
     to_call,
@@ -444,14 +445,16 @@ class Sender(NamedTuple):
             return f"agent:{caller.agent_id}"
         return f"token:{caller.token_id}"
 
-    def has(self, owner: Owner) -> bool:
-        """Tell whether something belongs to the sender; a task has what whoever sent it has."""
+    def has(self, stored: StoredResponse) -> bool:
+        """Tell whether the sender may have a response; a task has what whoever sent it has."""
         bounds = self.caller.bounds
         if self.task is not None:
             task = self.task.task
             agent_id = task.agent_id if task.has_claims else None
             bounds = Bounds(project_id=task.project_id, agent_id=agent_id)
-        return bounds.has(agent_id=owner.agent_id, project_id=owner.project_id)
+        return stored.project_id == self.identity.project_id and bounds.has(
+            agent_id=stored.agent_id, project_id=stored.project_id
+        )
 
 
 class KnownSender(NamedTuple):
@@ -497,6 +500,7 @@ class Asked:
         "response_model",
         "sender",
         "session",
+        "slot",
         "waited_seconds",
         "who",
     )
@@ -533,6 +537,9 @@ class Asked:
 
         self.refused_keys: dict[str, int] = {}
         """The keys with which it got a 401 or 403, as people are told of them, and which it was."""
+
+        self.slot: str | None = None
+        """The key behind which the response is kept that it names: no other key will do."""
 
         self.reserve = sender.reserve
         self.is_large = False
@@ -574,45 +581,52 @@ def call_headers(live: LiveCall, now: Callable[[], float]) -> list[tuple[bytes, 
     ]
 
 
-class Owner(NamedTuple):
-    """Whose a response is that a provider keeps."""
+class StoredResponse(NamedTuple):
+    """Whose a response is that a provider keeps, and behind which upstream and key."""
 
     project_id: str
     agent_id: str
+    upstream: str = ""
+    slot: str | None = None
+
+    @classmethod
+    def of(cls, record: CallRecord) -> StoredResponse:
+        """Return what is known of a response by the call that made it."""
+        return cls(record.project_id, record.agent_id, record.upstream, record.slot)
 
 
 class StoredResponses:
-    """Whose the responses are that providers keep; a busy project pushes out its own first."""
+    """The responses that providers keep; a busy project pushes out its own first."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, Owner] = {}
+        self._known: dict[str, StoredResponse] = {}
         self._by_project: dict[str, dict[str, None]] = {}
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._known)
 
-    def owner(self, response_id: str) -> Owner | None:
-        """Return who has made a response, if that is remembered."""
-        return self._owners.get(response_id)
+    def get(self, response_id: str) -> StoredResponse | None:
+        """Return what is remembered of a response."""
+        return self._known.get(response_id)
 
-    def note(self, response_id: str, owner: Owner) -> None:
-        """Remember whose a response is."""
-        if response_id in self._owners:
+    def note(self, response_id: str, stored: StoredResponse) -> None:
+        """Remember a response."""
+        if response_id in self._known:
             return
-        self._owners[response_id] = owner
-        own = self._by_project.setdefault(owner.project_id, {})
+        self._known[response_id] = stored
+        own = self._by_project.setdefault(stored.project_id, {})
         own[response_id] = None
         if len(own) > MAX_STORED_EACH:
             self._forget_oldest(own)
-        elif len(self._owners) > MAX_STORED:
+        elif len(self._known) > MAX_STORED:
             self._forget_oldest(max(self._by_project.values(), key=len))
 
     def _forget_oldest(self, own: dict[str, None]) -> None:
         oldest = next(iter(own))
         del own[oldest]
-        owner = self._owners.pop(oldest)
+        project_id = self._known.pop(oldest).project_id
         if not own:
-            del self._by_project[owner.project_id]
+            del self._by_project[project_id]
 
 
 class Gateway:
@@ -885,7 +899,9 @@ class Gateway:
             answer = error_answer(Protocol.RESPONSES, Failure.BAD_REQUEST, line)
             await client.whole(_UPGRADE_REQUIRED, [_JSON], answer.body)
         elif path.startswith("/v1/responses/"):
-            await self._pass_through(client, who, self._first("openai"), path.removeprefix("/v1"))
+            rest = path.removeprefix("/v1")
+            upstream = await self._keeper_of(rest, who) or self._first("openai")
+            await self._pass_through(client, who, upstream, rest)
         elif path.startswith("/upstreams/"):
             await self._at_upstream(client, who, path)
         else:
@@ -908,7 +924,7 @@ class Gateway:
             self._estimates = learned
             for one in records:
                 if one.response_id:
-                    self._stored.note(one.response_id, Owner(one.project_id, one.agent_id))
+                    self._stored.note(one.response_id, StoredResponse.of(one))
             under_way = {one.response_id: one.id for one in records if one.reservation_id}
             self._under_way = {**under_way, **self._under_way}
             self._recalled = led_since
@@ -1247,8 +1263,10 @@ class Gateway:
             except NoRouteError as error:
                 raise _Refusal(Failure.WRONG_PROTOCOL, str(error)) from None
         if asked.call.previous_id:
+            await self._keep_to(asked, asked.call.previous_id)
+        if asked.call.stored_reference and sender.tenant:
             for member, _ in asked.members:
-                await self._check_stored(sender, member, asked.call.previous_id)
+                self._check_own_key(member, f"a {asked.call.stored_reference}")
         if not self._are_priced(asked):
             await self._check_prices(asked)
         if asked.call.is_background:
@@ -1453,7 +1471,7 @@ class Gateway:
     def _draft(self, asked: Asked) -> CallDraft:
         who, call, task = asked.who, asked.call, asked.sender.task
         upstream, name = self._open_member(asked)
-        route = self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+        route = self._route(asked, upstream, name)
         now = self._api.engine.now()
         hold = self._hold(asked, name)
         # Where no place is kept nobody can come back to one.
@@ -1503,7 +1521,10 @@ class Gateway:
         return asked.members[0]
 
     def _route(self, asked: Asked, upstream: Upstream, name: str) -> CallRoute:
-        return self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+        route = self._upstreams.route(upstream, name, asked.sender.keys.provider_key)
+        if asked.slot is not None and route.has_slots:
+            return route._replace(slot=asked.slot)
+        return route
 
     async def _until_answered(self, asked: Asked, live: LiveCall) -> None:
         while True:
@@ -1603,6 +1624,12 @@ class Gateway:
         upstream = self._upstreams.get(live.route.upstream)
         if upstream is None:
             line = f"upstream '{live.route.upstream}' was taken out of the settings"
+            raise _Refusal(Failure.UNAVAILABLE, line)
+        slot = live.route.slot if live.route.has_slots else None
+        if slot is not None and slot not in upstream.settings.slots:
+            line = (
+                f"slot '{slot}', which the call needs, was taken out of [upstreams.{upstream.name}]"
+            )
             raise _Refusal(Failure.UNAVAILABLE, line)
         return upstream
 
@@ -1851,7 +1878,8 @@ class Gateway:
         if is_stream:
             await self._stream(asked, live, response, texts, returned, credentials)
         else:
-            await self._whole(asked, live, response, texts, returned, credentials)
+            with HeldAnswer(self._api.shares, asked.sender.holder) as held:
+                await self._whole(asked, live, response, texts, returned, credentials, held)
         if asked.session and grant.slot is not None:
             record = live.record
             self.sessions.used(
@@ -2039,7 +2067,9 @@ class Gateway:
                 continue
             # While the state is made anew all of them count; it waits for its turn anyway.
             known = self._calls.open_slots(route, asked.who.project_id)
-            if set(upstream.settings.slots if known is None else known) - failed:
+            if known is None:
+                known = list(upstream.settings.slots) if route.slot is None else [route.slot]
+            if set(known) - failed:
                 return route
         return None
 
@@ -2075,18 +2105,21 @@ class Gateway:
         texts: dict[str, str],
         returned: list[tuple[bytes, bytes]],
         credentials: Credentials,
+        held: HeldAnswer,
     ) -> None:
         try:
             body = response.read_whole(MAX_ANSWER_BYTES)
             if body is None:
-                body = await response.read_all(MAX_ANSWER_BYTES)
+                body = await response.read_all(MAX_ANSWER_BYTES, held.count)
             if "content-encoding" in texts and codings_of(texts):
-                body = await asyncio.to_thread(_decoded, body, texts, MAX_ANSWER_BYTES)
-        except (UpstreamError, ContentCodingError) as error:
+                body = await _decoded_answer(body, texts, held)
+        except (UpstreamError, ContentCodingError, LimitReachedError) as error:
             length = response.header(b"content-length")
-            size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else 0
+            size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else held.size
             self._lose(asked, live, str(error), answer_bytes=size)
-            raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
+            is_full = isinstance(error, LimitReachedError)
+            failure = Failure.UNAVAILABLE if is_full else Failure.UPSTREAM_FAILED
+            raise _Refusal(failure, str(error)) from None
         if asked.protocol is Protocol.RESPONSES:
             self._note_stored(asked, live, body)
         if len(body) > LARGE_ANSWER_BYTES:
@@ -2120,7 +2153,11 @@ class Gateway:
             body = await asyncio.to_thread(credentials.hidden_in, body)
         else:
             body = credentials.hidden_in(body)
+        seat = asked.client.request.seat
+        held.hand_over(seat)
         await asked.client.whole(response.status, headers, body)
+        if seat is not None:
+            seat.admitted = 0
 
     def _left_open(self, asked: Asked, live: LiveCall, status: int) -> CallRecord | None:
         """Leave the money of a response held that is made in the background, for its last word."""
@@ -2135,7 +2172,7 @@ class Gateway:
 
     async def _correct(self, asked: Asked, reported: ReportedUsage) -> None:
         """Book what a response in the background cost, which somebody asks for now."""
-        _, _, response_id = asked.path.partition("?")[0].partition("/responses/")
+        response_id = _response_in(asked.path.partition("?")[0])
         if not reported.is_possible:
             return
         call_id = self._under_way.get(response_id)
@@ -2480,14 +2517,18 @@ class Gateway:
         if asked.reserve is Reserve.STRICT and not asked.is_free:
             line = f'what {path} costs is not bounded, and its budget has reserve = "strict"'
             raise _Refusal(Failure.BAD_REQUEST, line)
-        _, is_response, stored = path.partition("/responses/")
-        if is_response and upstream.kind == "openai":
-            await self._check_stored(asked.sender, upstream, stored.partition("/")[0])
+        response_id = _response_in(path)
+        if response_id and upstream.kind == "openai":
+            await self._keep_to(asked, response_id)
             return
-        if asked.sender.caller.is_trusted or not self._upstreams.has_key(upstream):
-            return
-        line = f"this token may not use the key of upstream '{upstream.name}' for {path}"
-        raise _Refusal(Failure.FORBIDDEN, f"{line}; send a key of your own, or ask an operator")
+        if not asked.sender.caller.is_trusted:
+            self._check_own_key(upstream, path)
+
+    def _check_own_key(self, upstream: Upstream, what: str) -> None:
+        """Refuse a tenant what leads to things of others with the key of the service."""
+        if self._upstreams.has_key(upstream):
+            line = f"this token may not use the key of upstream '{upstream.name}' for {what}"
+            raise _Refusal(Failure.FORBIDDEN, f"{line}; send a key of your own, or ask an operator")
 
     def _note_stored(self, asked: Asked, live: LiveCall, answer: bytes) -> None:
         """Remember whose response an id is that a provider keeps."""
@@ -2498,15 +2539,37 @@ class Gateway:
             return
         response_id = found[1].decode()
         live.change(response_id=response_id)
-        self._stored.note(response_id, Owner(asked.who.project_id, asked.who.agent_id))
+        self._stored.note(response_id, StoredResponse.of(live.record))
 
-    async def _owner_of(self, response_id: str) -> Owner | None:
-        """Return who has made a stored response; None if nobody knows."""
-        owner = self._stored.owner(response_id)
-        if owner is None and (record := await self._call_of(response_id)) is not None:
-            owner = Owner(record.project_id, record.agent_id)
-            self._stored.note(response_id, owner)
-        return owner
+    async def _stored_response(self, response_id: str) -> StoredResponse | None:
+        """Return what is known of a stored response; None if nobody knows it."""
+        stored = self._stored.get(response_id)
+        if stored is None and (record := await self._call_of(response_id)) is not None:
+            stored = StoredResponse.of(record)
+            self._stored.note(response_id, stored)
+        return stored
+
+    async def _keeper_of(self, path: str, sender: Sender) -> Upstream | None:
+        """Return the upstream that keeps the response of a path, which its project has made."""
+        stored = await self._stored_response(_response_in(path))
+        if stored is None or not sender.has(stored):
+            return None
+        upstream = self._upstreams.get(stored.upstream)
+        return upstream if upstream is not None and upstream.kind == "openai" else None
+
+    async def _keep_to(self, asked: Asked, response_id: str) -> None:
+        """Have a call go where the response is kept that it names, with the key that made it.
+
+        Where the settings have that upstream or that key no more, its provider decides.
+        """
+        stored = await self._stored_response(response_id)
+        if stored is not None and asked.sender.has(stored):
+            kept_at = [one for one in asked.members if one[0].name == stored.upstream]
+            asked.members = kept_at or asked.members
+            if kept_at and stored.slot in kept_at[0][0].settings.slots:
+                asked.slot = stored.slot
+        for upstream, _ in asked.members:
+            self._check_stored(asked.sender, upstream, response_id, stored)
 
     async def _call_of(self, response_id: str) -> CallRecord | None:
         """Return the call that has ended of which a stored response came."""
@@ -2515,7 +2578,9 @@ class Gateway:
             return None
         return await store.of_response(response_id)
 
-    async def _check_stored(self, sender: Sender, upstream: Upstream, response_id: str) -> None:
+    def _check_stored(
+        self, sender: Sender, upstream: Upstream, response_id: str, stored: StoredResponse | None
+    ) -> None:
         """Refuse a response behind the key of the service that another project has made.
 
         To a token that is for one agent it is as if other agents of the project had made none. Of
@@ -2523,13 +2588,13 @@ class Gateway:
         """
         if not self._upstreams.has_key(upstream):
             return
-        owner, project_id = await self._owner_of(response_id), sender.identity.project_id
+        project_id = sender.identity.project_id
         is_trusted = sender.caller.is_trusted
-        if is_trusted if owner is None else owner.project_id == project_id and sender.has(owner):
+        if is_trusted if stored is None else sender.has(stored):
             return
         line = f"project '{project_id}' has made no response '{excerpt(response_id)}'"
-        if is_trusted and owner is not None:
-            line += f"; project '{owner.project_id}' has: ask under /p/{owner.project_id}/v1"
+        if is_trusted and stored is not None:
+            line += f"; project '{stored.project_id}' has: ask under /p/{stored.project_id}/v1"
         raise _Refusal(Failure.NOT_FOUND, line)
 
 
@@ -2544,6 +2609,11 @@ _AMBIGUOUS = re.compile(r"[;?#\\\x00-\x20]|%(?:[01][0-9a-f]|2[035f]|3[bf]|5c|7f)
 _UNDER_WAY = re.compile(rb'"status"\s*:\s*"(?:queued|in_progress)"')
 _RESPONSE_ID = re.compile(r"resp_[A-Za-z0-9_-]{1,128}")
 _STORED_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+
+
+def _response_in(path: str) -> str:
+    """Return the id of the stored response that a path leads to; empty if it leads to none."""
+    return path.partition("/responses/")[2].partition("/")[0]
 
 
 def _learn_again(estimates: CallEstimates, record: CallRecord) -> None:
@@ -2641,6 +2711,28 @@ def _decoded(body: bytes, texts: dict[str, str], max_bytes: int) -> bytes:
         made += decoder.feed(b"")
     decoder.finish()
     return bytes(made)
+
+
+async def _decoded_answer(body: bytes, texts: dict[str, str], held: HeldAnswer) -> bytes:
+    """Return a whole answer without its coding; what is made of it counts as it is made."""
+    decoder = ContentDecoder(coding_of(texts), max_bytes=MAX_ANSWER_BYTES)
+    made = bytearray()
+    given = body
+    while True:
+        await asyncio.to_thread(_decode_part, decoder, given, made)
+        if not decoder.has_more:
+            break
+        given = b""
+        await held.count(len(body) + len(made))
+    decoder.finish()
+    return bytes(made)
+
+
+def _decode_part(decoder: ContentDecoder, given: bytes, made: bytearray) -> None:
+    most = len(made) + LARGE_ANSWER_BYTES
+    made += decoder.feed(given)
+    while decoder.has_more and len(made) < most:
+        made += decoder.feed(b"")
 
 
 def _check_model(model: str) -> None:

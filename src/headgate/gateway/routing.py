@@ -277,7 +277,6 @@ class Upstreams:
 
         self._retry_credit: dict[str, float] = {}
         self._upstreams: dict[str, Upstream] = {}
-        self._retired: list[Upstream] = []
         self._settings = settings
         self.reconfigure(settings)
 
@@ -301,7 +300,7 @@ class Upstreams:
                 self._upstreams[name] = known
                 continue
             if known is not None:
-                self._retired.append(known)
+                known.pool.retire()
             try:
                 headers = upstream_headers(name, one, self._environ)
             except InvalidSettingError as error:
@@ -311,11 +310,12 @@ class Upstreams:
                 headers = {}
             secret = upstream_secrets(one, self._environ)
             self._upstreams[name] = Upstream(name, one, headers, secret)
-        self._retired += before.values()
+        for gone in before.values():
+            gone.pool.retire()
 
     async def close(self) -> None:
         """Close all connections."""
-        for one in (*self._upstreams.values(), *self._retired):
+        for one in self._upstreams.values():
             await one.pool.close()
 
     # Where a model goes.
@@ -766,6 +766,8 @@ class SessionKeys:
             standings = [one for one, wait in zip(standings, waits, strict=True) if wait is None]
         avoided = self._avoided.get(task.id, ())
         standings = [one for one in standings if one.name not in avoided] or standings
+        if task.slot is not None:
+            return KeyChoice(task.slot, "the response that the call names is kept behind it")
         session = self._of_call.get(task.id, "")
         warm = self._sessions.get(session) if session else None
         if warm is not None and warm.until > now:

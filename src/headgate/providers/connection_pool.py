@@ -17,7 +17,7 @@ import math
 import re
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import zip_longest
@@ -30,6 +30,8 @@ from headgate.errors import HeadgateError, InvalidFieldError, InvalidSettingErro
 
 MAX_UNREAD_BYTES = 256 * 1024
 """Reading stops while so much of an answer waits for the caller."""
+UNCOUNTED_BYTES = 64 * 1024
+"""So much of a whole answer is read before somebody counts it."""
 PIECE_COST_BYTES = 64
 """What a piece counts beside its bytes, so that an answer in tiny pieces is bounded as well."""
 MAX_HEADERS = 256
@@ -41,6 +43,8 @@ RACE_SECONDS = 0.25
 MAX_ADDRESSES = 8
 NEXT_ADDRESS_SECONDS = 0.25
 """How long one address of a name may keep silent before the next one is tried beside it."""
+
+Count = Callable[[int], Awaitable[None]]
 
 _TOKEN = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _TARGET = re.compile(rb"/[!\"$-~]*")
@@ -178,8 +182,11 @@ class UpstreamResponse:
         is_here = self.is_complete and self._error is None
         return self.read_nowait() if is_here and 0 < self._unread_bytes <= most else None
 
-    async def read_all(self, most: int) -> bytes:
-        """Return the whole body, or raise `AnswerTooLargeError` as soon as it is above `most`."""
+    async def read_all(self, most: int, count: Count | None = None) -> bytes:
+        """Return the whole body, or raise `AnswerTooLargeError` as soon as it is above `most`.
+
+        `count` is told how much of a long one is here, and may keep the rest waiting.
+        """
         pieces = []
         size = 0
         while piece := await self.read():
@@ -190,6 +197,8 @@ class UpstreamResponse:
                 raise AnswerTooLargeError(
                     *self._pool.address, f"the answer has more than {most:,} bytes"
                 )
+            if size > UNCOUNTED_BYTES and count is not None:
+                await count(size)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
@@ -657,14 +666,22 @@ class UpstreamPool:
         if self._idle:
             self._idle[0].abort()
 
-    async def close(self) -> None:
-        """End idle connections now, and those in use when their answer has ended or is closed."""
-        self._is_closed = True
+    def retire(self) -> None:
+        """End idle connections now, and all others when their answer has ended or is closed.
+
+        Whoever is about to send a request can still do so.
+        """
+        self._max_idle = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for connection in self._idle[:]:
             connection.abort()
+
+    async def close(self) -> None:
+        """End connections as `retire` does, and send nothing any more."""
+        self._is_closed = True
+        self.retire()
         # The loop ends them when it has its next turn.
         await asyncio.sleep(0)
 

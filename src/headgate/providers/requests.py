@@ -35,7 +35,14 @@ _OPEN_TYPES = frozenset(
     ("document", "file", "input_file", "item_reference", "container_upload", "video_url")
 )
 """Blocks whose tokens their bytes do not bound: they are packed, or lie with the provider."""
-_MARKS = frozenset(("type", "file_id", "data", "file_data"))
+_STORED_FIELDS = frozenset(
+    ("file_id", "file_ids", "vector_store_ids", "container", "container_id", "skill_id")
+)
+"""What names something that lies with the provider, behind the key that the request has."""
+_REFERENCE = "item_reference"
+_UNREAD_FIELDS = frozenset(("parameters", "input_schema", "schema", "metadata"))
+"""Names in these are of the client's own, and mean nothing to the provider."""
+_MARKS = frozenset(("type", "data", "file_data")) | _STORED_FIELDS
 """An object without any of these has nothing but text in it."""
 _OPEN_FIELDS = ("previous_response_id", "conversation", "container", "mcp_servers")
 _RARE_FIELDS = frozenset(
@@ -97,7 +104,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     response, for later requests; `previous_id` names such a one. `prefix_hash` tells what
     conversations with the same system prompt and tools have in common. `miswritten_key` is one that
     is written like a field that is read here but for its case: some providers take it for that
-    field. What is not `is_readable` is no JSON object.
+    field. `stored_reference` is a field or type that names something else that the provider keeps.
+    What is not `is_readable` is no JSON object.
     """
 
     model: str
@@ -124,6 +132,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hash: str = ""
     previous_id: str = ""
     miswritten_key: str = ""
+    stored_reference: str = ""
 
     def output_tokens(self, open_tokens: int) -> int:
         """Return how much may come back, where an open answer is taken to be so long."""
@@ -200,7 +209,10 @@ def read_call(path: str, body: bytes) -> ModelCall:
         is_stored=endpoint.keeps_responses and fields.get("store") is not False,
         is_message=endpoint.is_message,
         prefix_hash=_prefix_hash(fields, tools),
+        stored_reference=_stored_reference(fields) if measure.may_refer else "",
     )
+    if endpoint.keeps_responses and _has_bare_reference(fields.get("input")):
+        call = msgspec.structs.replace(call, stored_reference=_REFERENCE)
     names = "".join(fields)
     if not (names.islower() and names.isascii()) and (key := _miswritten(fields, _READ_FIELDS)):
         call = msgspec.structs.replace(call, miswritten_key=key)
@@ -217,11 +229,13 @@ def _with_rare(call: ModelCall, fields: dict[str, Any], tools: list[Any]) -> Mod
     options, thinking = fields.get("stream_options"), fields.get("thinking")
     thinking_tokens = _whole(thinking.get("budget_tokens")) if isinstance(thinking, dict) else None
     is_template = isinstance(fields.get("prompt"), dict)
+    reference = "prompt" if is_template else "conversation" if fields.get("conversation") else ""
     parts = (options, thinking, *tools)
     inner = (_miswritten(one, _READ_PARTS) for one in parts if isinstance(one, dict))
     return msgspec.structs.replace(
         call,
         miswritten_key=call.miswritten_key or next((key for key in inner if key), ""),
+        stored_reference=call.stored_reference or reference,
         answers=_answers(fields),
         has_open_input=call.has_open_input
         or is_template
@@ -319,6 +333,8 @@ class _Measure:
         self.size = 0
         self.images = 0
         self.is_open = False
+        self.may_refer = False
+        """Whether a name is there of something that may lie with the provider."""
 
     def add(self, content: object, *, is_plain: bool = False) -> None:
         size = 0
@@ -351,12 +367,17 @@ class _Measure:
             self.add(list(value.values()), is_plain=True)
             return
         image = _IMAGES.get(kind)
-        if kind in _OPEN_TYPES or "file_id" in value:
+        if not value.keys().isdisjoint(_STORED_FIELDS):
+            self.may_refer = True
+            self.is_open |= "file_id" in value
+        if kind in _OPEN_TYPES:
             self.is_open = True
+            self.may_refer |= kind == _REFERENCE
         for name, field in value.items():
             if name == image:
                 self.size += IMAGE_CHARS
                 self.images += 1
+                self.may_refer |= isinstance(field, dict) and "file_id" in field
             elif (
                 name in ("data", "file_data")
                 and isinstance(field, str)
@@ -366,6 +387,46 @@ class _Measure:
                 self.size += len(field) // ENCODED_CHARS_PER_CHAR
             else:
                 waiting.append(field)
+
+
+def _stored_reference(fields: dict[str, Any]) -> str:
+    """Return what in a body names something that lies with the provider; empty without any."""
+    waiting: list[object] = [fields]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            kind = value.get("type")
+            if isinstance(kind, str) and kind in _TOOL_CALLS:
+                continue
+            if kind == _REFERENCE:
+                return _REFERENCE
+            for name, field in value.items():
+                # Whoever made the skills that come with the provider has them from there.
+                is_public = name == "skill_id" and kind == "anthropic"
+                if name in _STORED_FIELDS and _names_one(field) and not is_public:
+                    return str(name)
+                if name not in _UNREAD_FIELDS:
+                    waiting.append(field)
+    return ""
+
+
+def _names_one(field: object) -> bool:
+    """Tell whether the value of a field is an id, or has some."""
+    if isinstance(field, dict):
+        field = field.get("id")
+    elif isinstance(field, list):
+        return any(isinstance(one, str) for one in field)
+    return isinstance(field, str)
+
+
+def _has_bare_reference(items: object) -> bool:
+    """Tell whether an item of an input is nothing but an id: that is a reference without a type."""
+    return isinstance(items, list) and any(
+        isinstance(one, dict) and "id" in one and not one.get("type") and "content" not in one
+        for one in items
+    )
 
 
 def _may_be_encoded(name: str, beside: dict[str, Any]) -> bool:
