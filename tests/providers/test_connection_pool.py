@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import select
 import socket
 import ssl
 import traceback
@@ -461,6 +463,36 @@ async def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
         for count in range(1, 4):
             assert await asked(pool) == (200, b"hello")
             assert endpoint.connections == count
+
+
+@LOOPS
+@pytest.mark.parametrize("last_words", [b"", reply(408, Connection="close")])
+def test_what_has_come_over_an_idle_connection_is_seen_before_the_loop_reads_it(
+    run: Run, last_words: bytes
+) -> None:
+    async def ask() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS), deaf_server() as (port, taken):
+
+            async def answer() -> socket.socket:
+                wire = await taken.get()
+                assert await asyncio.get_running_loop().sock_recv(wire, 1 << 16)
+                wire.sendall(HELLO)
+                return wire
+
+            pool = UpstreamPool(f"http://127.0.0.1:{port}", race_seconds=-math.inf)
+            answering = asyncio.ensure_future(answer())
+            assert await asked(pool) == (200, b"hello")
+            with await answering as wire:
+                answering = asyncio.ensure_future(answer())
+                wire.sendall(last_words)
+            (connection,) = pool._idle
+            own = connection._transport.get_extra_info("socket")
+            select.select([own.fileno()], [], [], PATIENCE_SECONDS)
+            assert await asked(pool) == (200, b"hello")
+            with await answering:
+                await pool.close()
+
+    run(ask())
 
 
 @on_both_loops

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import select
 import socket
 import ssl
 from collections.abc import Sequence
@@ -225,6 +226,7 @@ class _Connection(asyncio.Protocol):
         "_keep_alive_seconds",
         "_loop",
         "_parser",
+        "_poll",
         "_pool",
         "_response",
         "_sent_at",
@@ -241,6 +243,7 @@ class _Connection(asyncio.Protocol):
         self._loop = loop
         # Of the transport only what its documentation has is used; its type has less.
         self._transport: Any = None
+        self._poll: select.poll | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[UpstreamResponse | UpstreamError | None] | None = None
         self._deadline = 0.0
@@ -357,6 +360,10 @@ class _Connection(asyncio.Protocol):
     def _timeout(self, problem: str) -> AnswerTimeoutError:
         return AnswerTimeoutError(*self._pool.address, problem)
 
+    def is_readable(self) -> bool:
+        """Say whether bytes or the end have come that the loop has not read yet."""
+        return self._poll is not None and bool(self._poll.poll(0))
+
     def resume(self) -> None:
         """Read on where reading was stopped."""
         if self._is_paused:
@@ -393,6 +400,8 @@ class _Connection(asyncio.Protocol):
             # Routers forget a connection that is silent for minutes, as one is before an answer.
             with suppress(OSError):
                 wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._poll = select.poll()
+            self._poll.register(wire.fileno(), select.POLLIN)
 
     def pause_writing(self) -> None:
         """Note that a part of the request is still here."""
@@ -684,7 +693,8 @@ class UpstreamPool:
         now = idle[-1]._loop.time()
         while idle:
             connection = idle.pop()
-            if connection.expires_at > now:
+            # Whatever has come, nobody asked for it: most likely the upstream has closed it.
+            if connection.expires_at > now and not connection.is_readable():
                 return connection
             connection.abort()
         return None
