@@ -803,6 +803,20 @@ async def test_a_request_that_is_cancelled_ends_its_connection() -> None:
 
 
 @on_both_loops
+async def test_a_request_that_is_cancelled_when_its_connection_was_just_made_ends_it() -> None:
+    async with pool_of(HELLO) as (pool, endpoint):
+        asking = asyncio.ensure_future(asked(pool))
+        while not pool.in_use:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        assert (pool.in_use, pool.idle) == (0, 0)
+        await endpoint.left.wait()
+        assert endpoint.seen == []
+
+
+@on_both_loops
 async def test_a_read_that_is_cancelled_loses_nothing() -> None:
     go_on = asyncio.Event()
 

@@ -703,15 +703,22 @@ class UpstreamPool:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         host, port = self.address
+        connection = _Connection(self, loop)
         try:
             async with asyncio.timeout(self._connect_seconds):
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self, loop),
-                    sock=await _first_connected(loop, _in_turns(found)),
-                    ssl=self._ssl_context,
-                    server_hostname=None if self._ssl_context is None else host,
-                )
+                wire = await _first_connected(loop, _in_turns(found))
+                try:
+                    await loop.create_connection(
+                        lambda: connection,
+                        sock=wire,
+                        ssl=self._ssl_context,
+                        server_hostname=None if self._ssl_context is None else host,
+                    )
+                except BaseException:
+                    # It may be made already, and uvloop does not tell it that it is closed then.
+                    connection.abort()
+                    raise
         except TimeoutError as error:
             line = f"no connection within {self._connect_seconds:g} seconds"
             raise NotSentError(host, port, line) from error
