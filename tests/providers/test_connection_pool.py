@@ -513,6 +513,39 @@ async def test_a_request_is_sent_again_once_at_the_most() -> None:
         assert len(endpoint.seen) == 3
 
 
+@LOOPS
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_request_that_an_idle_connection_took_was_sent(run: Run, is_refused: bool) -> None:
+    """Whether the next one is refused or cut off: the upstream may have read it before."""
+
+    async def ask() -> None:
+        endpoint = Endpoint()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if endpoint.connections:
+                writer.transport.abort()
+            else:
+                await endpoint.serve(reader, writer)
+
+        async def die(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if is_refused:
+                server.close()
+            writer.close()
+
+        endpoint.answer = in_turn(HELLO, die)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            with closing(server):
+                port = server.sockets[0].getsockname()[1]
+                pool = UpstreamPool(f"http://127.0.0.1:{port}", race_seconds=PATIENCE_SECONDS)
+                await asked(pool)
+                with pytest.raises(AnswerBrokenError):
+                    await asked(pool, LARGE)
+        assert len(endpoint.seen) == 2
+
+    run(ask())
+
+
 async def test_a_request_is_not_sent_again_when_the_upstream_had_time_to_read_it() -> None:
     answers = in_turn(HELLO, b"", HELLO)
     async with pool_of(answers, race_seconds=-PATIENCE_SECONDS) as (pool, endpoint):

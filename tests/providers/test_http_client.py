@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from itertools import pairwise
 
@@ -320,6 +320,28 @@ async def test_errors_name_no_host() -> None:
         await client.send("GET", f"http://127.0.0.1:{port}/secret", {})
     assert str(caught.value) == "it refuses connections"
     await client.close()
+
+
+@on_both_loops
+async def test_a_request_of_which_a_part_was_sent_cost_nothing() -> None:
+    """Over an idle connection neither, which is lost while the request is sent."""
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply(200, b"{}"))
+        await reader.readuntil(b"\r\n\r\n")
+        server.close()
+        writer.transport.abort()
+
+    async with asyncio.timeout(10):
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        with closing(server):
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+            await asked(client, url)
+            with pytest.raises(httpx2.ConnectError):
+                await client.send("POST", url, {}, bytes(64 * MIB))
+            await client.close()
 
 
 async def test_a_name_in_other_letters_and_a_user_go_where_they_belong() -> None:

@@ -88,13 +88,7 @@ class UpstreamError(HeadgateError):
 
 
 class NotSentError(UpstreamError):
-    """The upstream cannot have read the whole request; it may be sent again, here or elsewhere.
-
-    If it `was_tried`, an idle connection was closed when it was sent, as upstreams close them, and
-    no other could be made. An upstream that was killed then does the same.
-    """
-
-    was_tried = False
+    """The upstream cannot have read the whole request; it may be sent again, here or elsewhere."""
 
 
 class AnswerTimeoutError(UpstreamError):
@@ -235,10 +229,14 @@ class _Connection(asyncio.Protocol):
         "_transport",
         "_waiter",
         "expires_at",
+        "took_request",
     )
 
     def __init__(self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop) -> None:
         self.expires_at = 0.0
+        self.took_request = False
+        """Whether the upstream may have the request, although it had closed the connection."""
+
         self._pool = pool
         self._loop = loop
         # Of the transport only what its documentation has is used; its type has less.
@@ -275,7 +273,7 @@ class _Connection(asyncio.Protocol):
     ) -> UpstreamResponse | None:
         """Send a request and wait for the head of its answer.
 
-        None is for a connection that the upstream had closed before it could read the request.
+        None is for an idle connection that the upstream has closed, as it may at any time.
         """
         if self._is_reused:
             self._begin(is_head_request=is_head_request)
@@ -434,6 +432,7 @@ class _Connection(asyncio.Protocol):
         elif self._has_begun:
             self.fail(self._broken("the answer was cut off"))
         elif self._is_reused and (self._is_unflushed or self._may_be_race()):
+            self.took_request = not self._is_unflushed
             self.fail(None)
         elif self._is_unflushed:
             line = "the connection was closed before the request was sent"
@@ -655,10 +654,13 @@ class UpstreamPool:
         # Nobody can have closed a new one for being idle, so this is tried once.
         try:
             connection = await self._connect()
+            answer = await connection.request(head, body, is_head_request=is_head_request)
         except NotSentError as error:
-            error.was_tried = idle is not None
-            raise
-        answer = await connection.request(head, body, is_head_request=is_head_request)
+            if idle is None or not idle.took_request:
+                raise
+            # An upstream that was killed with the request closes an idle connection as well.
+            line = f"the connection was closed without an answer; on the next one, {error.problem}"
+            raise AnswerBrokenError(*self.address, line) from error
         return cast("UpstreamResponse", answer)
 
     def drop_idle(self) -> None:

@@ -217,10 +217,8 @@ def _as_httpx2(error: UpstreamError) -> httpx2.RequestError:
     if isinstance(error, AnswerTimeoutError):
         kind = httpx2.ReadTimeout
     elif isinstance(error, NotSentError):
-        # What an idle connection took before it was closed, somebody may have read.
         is_timeout = isinstance(error.__cause__, TimeoutError)
         kind = httpx2.ConnectTimeout if is_timeout else httpx2.ConnectError
-        kind = httpx2.ReadError if error.was_tried else kind
     return kind(error.problem)
 
 
