@@ -11,7 +11,7 @@ from weakref import ref
 
 import pytest
 
-from gateway.billing_upstream import BillingUpstream, Plan, openai_headers, unified_headers
+from gateway.billing_upstream import BillingUpstream, Plan, Request, openai_headers, unified_headers
 from gateway.gateway_service import (
     ANTHROPIC_VERSION,
     CHAT,
@@ -113,6 +113,31 @@ def test_an_upstream_that_cannot_be_reached_is_passed_over(tmp_path: Path) -> No
             assert "127.0.0.1:9" in error_of(answer)["message"]
             record = await gateway.record(answer)
             assert record.tokens is None, "nothing was sent"
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_a_dying_upstream_took_is_booked_and_goes_nowhere_else(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with BillingUpstream() as dying:
+
+            def die(_: Request) -> Plan | None:
+                if len(dying.requests) == 1:
+                    return None
+                assert dying._server is not None
+                dying._server.close()
+                return Plan(fault="drop")
+
+            dying.decide = die
+            routes = TWO_UPSTREAMS.replace("{openai_url}", dying.openai_url, 1)
+            async with gateway_service(tmp_path, upstreams=routes, environ=KEYS) as gateway:
+                assert (await gateway.ask(CHAT, model="fast")).status_code == 200
+                answer = await gateway.ask(CHAT, model="fast")
+                assert answer.status_code == 502
+                assert [len(one.requests) for one in (dying, gateway.upstream)] == [2, 0]
+                record = await gateway.record(answer)
+                assert record.assumed_tokens > 0
+                assert record.assumed_tokens == record.tokens
 
     asyncio.run(scenario())
 

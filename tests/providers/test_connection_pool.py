@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import select
 import socket
 import ssl
 import traceback
@@ -463,6 +465,36 @@ async def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
             assert endpoint.connections == count
 
 
+@LOOPS
+@pytest.mark.parametrize("last_words", [b"", reply(408, Connection="close")])
+def test_what_has_come_over_an_idle_connection_is_seen_before_the_loop_reads_it(
+    run: Run, last_words: bytes
+) -> None:
+    async def ask() -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS), deaf_server() as (port, taken):
+
+            async def answer() -> socket.socket:
+                wire = await taken.get()
+                assert await asyncio.get_running_loop().sock_recv(wire, 1 << 16)
+                wire.sendall(HELLO)
+                return wire
+
+            pool = UpstreamPool(f"http://127.0.0.1:{port}", race_seconds=-math.inf)
+            answering = asyncio.ensure_future(answer())
+            assert await asked(pool) == (200, b"hello")
+            with await answering as wire:
+                answering = asyncio.ensure_future(answer())
+                wire.sendall(last_words)
+            (connection,) = pool._idle
+            own = connection._transport.get_extra_info("socket")
+            select.select([own.fileno()], [], [], PATIENCE_SECONDS)
+            assert await asked(pool) == (200, b"hello")
+            with await answering:
+                await pool.close()
+
+    run(ask())
+
+
 @on_both_loops
 async def test_a_request_that_meets_a_closing_connection_is_sent_again_on_a_new_one() -> None:
     async with pool_of(in_turn(HELLO, b"", HELLO)) as (pool, endpoint):
@@ -479,6 +511,39 @@ async def test_a_request_is_sent_again_once_at_the_most() -> None:
         with pytest.raises(AnswerBrokenError):
             await asked(pool)
         assert len(endpoint.seen) == 3
+
+
+@LOOPS
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_request_that_an_idle_connection_took_was_sent(run: Run, is_refused: bool) -> None:
+    """Whether the next one is refused or cut off: the upstream may have read it before."""
+
+    async def ask() -> None:
+        endpoint = Endpoint()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if endpoint.connections:
+                writer.transport.abort()
+            else:
+                await endpoint.serve(reader, writer)
+
+        async def die(_seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if is_refused:
+                server.close()
+            writer.close()
+
+        endpoint.answer = in_turn(HELLO, die)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            with closing(server):
+                port = server.sockets[0].getsockname()[1]
+                pool = UpstreamPool(f"http://127.0.0.1:{port}", race_seconds=PATIENCE_SECONDS)
+                await asked(pool)
+                with pytest.raises(AnswerBrokenError):
+                    await asked(pool, LARGE)
+        assert len(endpoint.seen) == 2
+
+    run(ask())
 
 
 async def test_a_request_is_not_sent_again_when_the_upstream_had_time_to_read_it() -> None:
@@ -780,6 +845,20 @@ async def test_a_request_that_is_cancelled_ends_its_connection() -> None:
         await asyncio.wait([asking])
         assert asking.cancelled()
         assert (pool.in_use, pool.idle) == (0, 0)
+
+
+@on_both_loops
+async def test_a_request_that_is_cancelled_when_its_connection_was_just_made_ends_it() -> None:
+    async with pool_of(HELLO) as (pool, endpoint):
+        asking = asyncio.ensure_future(asked(pool))
+        while not pool.in_use:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        assert (pool.in_use, pool.idle) == (0, 0)
+        await endpoint.left.wait()
+        assert endpoint.seen == []
 
 
 @on_both_loops

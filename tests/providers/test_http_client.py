@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import os
 import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from functools import partial
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ import pytest
 from executors.endpoint import free_port, reply, running_endpoint
 from headgate.providers.content_coding import ContentCodingError
 from headgate.providers.http_client import HttpClient, read_body, read_error_body
+from providers.test_connection_pool import on_both_loops
 
 MIB = 1 << 20
 gzipped = partial(gzip.compress, mtime=0)
@@ -225,30 +227,55 @@ async def test_requests_say_which_codings_are_read() -> None:
     assert endpoint.seen[0].headers["accept-encoding"] == "gzip, deflate"
 
 
+@on_both_loops
 async def test_all_hosts_together_have_no_more_connections_than_are_allowed() -> None:
     client = HttpClient(max_connections=3, connect_timeout_seconds=5.0)
+    wires = set()
     most = 0
 
     async def slow(_: object, writer: asyncio.StreamWriter) -> None:
         nonlocal most
-        most = max(most, sum(pool.in_use + pool.idle for pool in pools.values()))
+        wires.add(writer)
+        most = max(most, sum(map(is_open, wires)))
         await asyncio.sleep(0)
         writer.write(reply(200, b"{}"))
 
-    pools = client._transport._pools  # type: ignore[union-attr]
-    async with AsyncExitStack() as stack:
+    async with asyncio.timeout(10), AsyncExitStack() as stack:
         hosts = [await stack.enter_async_context(running_endpoint(slow)) for _ in range(6)]
-
-        async def ask(number: int) -> None:
-            response = await client.send("GET", hosts[number % 6].url, {})
-            assert await read_body(response, 100) == b"{}"
-            await response.aclose()
-
-        await asyncio.gather(*map(ask, range(60)))
-        assert most <= 3
-        assert len(pools) <= 4
+        await asyncio.gather(*[asked(client, hosts[number % 6].url) for number in range(60)])
+        assert most == 3
+        assert len(client._transport._pools) <= 4  # type: ignore[union-attr]
         await client.close()
     assert sum(len(endpoint.seen) for endpoint in hosts) == 60
+
+
+@on_both_loops
+async def test_a_connection_that_is_being_made_is_not_forgotten() -> None:
+    client = HttpClient(max_connections=2, connect_timeout_seconds=5.0)
+    async with asyncio.timeout(10), running_endpoint() as one, running_endpoint() as other:
+        for _ in range(2):
+            await asyncio.gather(asked(client, one.url), asked(client, other.url))
+        await client.close()
+        assert (one.connections, other.connections) == (1, 1)
+
+
+def is_open(writer: asyncio.StreamWriter) -> bool:
+    """Say whether the other side has not closed a connection yet."""
+    try:
+        wire = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+    except OSError:
+        return False
+    with wire:
+        try:
+            return wire.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        except BlockingIOError:
+            return True
+
+
+async def asked(client: HttpClient, url: str) -> None:
+    response = await client.send("GET", url, {})
+    assert await read_body(response, 100) == b"{}"
+    await response.aclose()
 
 
 async def test_a_response_that_is_closed_early_lets_the_next_request_go() -> None:
@@ -293,6 +320,28 @@ async def test_errors_name_no_host() -> None:
         await client.send("GET", f"http://127.0.0.1:{port}/secret", {})
     assert str(caught.value) == "it refuses connections"
     await client.close()
+
+
+@on_both_loops
+async def test_a_request_of_which_a_part_was_sent_cost_nothing() -> None:
+    """Over an idle connection neither, which is lost while the request is sent."""
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply(200, b"{}"))
+        await reader.readuntil(b"\r\n\r\n")
+        server.close()
+        writer.transport.abort()
+
+    async with asyncio.timeout(10):
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        with closing(server):
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+            await asked(client, url)
+            with pytest.raises(httpx2.ConnectError):
+                await client.send("POST", url, {}, bytes(64 * MIB))
+            await client.close()
 
 
 async def test_a_name_in_other_letters_and_a_user_go_where_they_belong() -> None:

@@ -271,7 +271,7 @@ class LeaderRelay:
                 log.warning(
                     "the deciding node cannot be reached", address=address, problem=str(error)
                 )
-            raise NotRelayedError(was_sent=error.was_tried) from None
+            raise NotRelayedError(was_sent=False) from None
         except UpstreamError:
             raise NotRelayedError(was_sent=True) from None
         self._unreached = ""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
+import select
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -91,13 +92,7 @@ class UpstreamError(HeadgateError):
 
 
 class NotSentError(UpstreamError):
-    """The upstream cannot have read the whole request; it may be sent again, here or elsewhere.
-
-    If it `was_tried`, an idle connection was closed when it was sent, as upstreams close them, and
-    no other could be made. An upstream that was killed then does the same.
-    """
-
-    was_tried = False
+    """The upstream cannot have read the whole request; it may be sent again, here or elsewhere."""
 
 
 class AnswerTimeoutError(UpstreamError):
@@ -234,6 +229,7 @@ class _Connection(asyncio.Protocol):
         "_keep_alive_seconds",
         "_loop",
         "_parser",
+        "_poll",
         "_pool",
         "_response",
         "_sent_at",
@@ -242,14 +238,19 @@ class _Connection(asyncio.Protocol):
         "_transport",
         "_waiter",
         "expires_at",
+        "took_request",
     )
 
     def __init__(self, pool: UpstreamPool, loop: asyncio.AbstractEventLoop) -> None:
         self.expires_at = 0.0
+        self.took_request = False
+        """Whether the upstream may have the request, although it had closed the connection."""
+
         self._pool = pool
         self._loop = loop
         # Of the transport only what its documentation has is used; its type has less.
         self._transport: Any = None
+        self._poll: select.poll | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[UpstreamResponse | UpstreamError | None] | None = None
         self._deadline = 0.0
@@ -281,7 +282,7 @@ class _Connection(asyncio.Protocol):
     ) -> UpstreamResponse | None:
         """Send a request and wait for the head of its answer.
 
-        None is for a connection that the upstream had closed before it could read the request.
+        None is for an idle connection that the upstream has closed, as it may at any time.
         """
         if self._is_reused:
             self._begin(is_head_request=is_head_request)
@@ -366,6 +367,10 @@ class _Connection(asyncio.Protocol):
     def _timeout(self, problem: str) -> AnswerTimeoutError:
         return AnswerTimeoutError(*self._pool.address, problem)
 
+    def is_readable(self) -> bool:
+        """Say whether bytes or the end have come that the loop has not read yet."""
+        return self._poll is not None and bool(self._poll.poll(0))
+
     def resume(self) -> None:
         """Read on where reading was stopped."""
         if self._is_paused:
@@ -402,6 +407,8 @@ class _Connection(asyncio.Protocol):
             # Routers forget a connection that is silent for minutes, as one is before an answer.
             with suppress(OSError):
                 wire.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._poll = select.poll()
+            self._poll.register(wire.fileno(), select.POLLIN)
 
     def pause_writing(self) -> None:
         """Note that a part of the request is still here."""
@@ -434,6 +441,7 @@ class _Connection(asyncio.Protocol):
         elif self._has_begun:
             self.fail(self._broken("the answer was cut off"))
         elif self._is_reused and (self._is_unflushed or self._may_be_race()):
+            self.took_request = not self._is_unflushed
             self.fail(None)
         elif self._is_unflushed:
             line = "the connection was closed before the request was sent"
@@ -655,10 +663,13 @@ class UpstreamPool:
         # Nobody can have closed a new one for being idle, so this is tried once.
         try:
             connection = await self._connect()
+            answer = await connection.request(head, body, is_head_request=is_head_request)
         except NotSentError as error:
-            error.was_tried = idle is not None
-            raise
-        answer = await connection.request(head, body, is_head_request=is_head_request)
+            if idle is None or not idle.took_request:
+                raise
+            # An upstream that was killed with the request closes an idle connection as well.
+            line = f"the connection was closed without an answer; on the next one, {error.problem}"
+            raise AnswerBrokenError(*self.address, line) from error
         return cast("UpstreamResponse", answer)
 
     def drop_idle(self) -> None:
@@ -701,7 +712,8 @@ class UpstreamPool:
         now = idle[-1]._loop.time()
         while idle:
             connection = idle.pop()
-            if connection.expires_at > now:
+            # Whatever has come, nobody asked for it: most likely the upstream has closed it.
+            if connection.expires_at > now and not connection.is_readable():
                 return connection
             connection.abort()
         return None
@@ -710,15 +722,22 @@ class UpstreamPool:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         host, port = self.address
+        connection = _Connection(self, loop)
         try:
             async with asyncio.timeout(self._connect_seconds):
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self, loop),
-                    sock=await _first_connected(loop, _in_turns(found)),
-                    ssl=self._ssl_context,
-                    server_hostname=None if self._ssl_context is None else host,
-                )
+                wire = await _first_connected(loop, _in_turns(found))
+                try:
+                    await loop.create_connection(
+                        lambda: connection,
+                        sock=wire,
+                        ssl=self._ssl_context,
+                        server_hostname=None if self._ssl_context is None else host,
+                    )
+                except BaseException:
+                    # It may be made already, and uvloop does not tell it that it is closed then.
+                    connection.abort()
+                    raise
         except TimeoutError as error:
             line = f"no connection within {self._connect_seconds:g} seconds"
             raise NotSentError(host, port, line) from error

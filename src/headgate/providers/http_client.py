@@ -15,11 +15,11 @@ import asyncio
 import math
 import ssl
 import time
-from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import httpcore2
@@ -106,6 +106,9 @@ class _PooledTransport:
         self._connect_seconds = connect_timeout_seconds
         self._permits = asyncio.Semaphore(max_connections)
         self._pools: OrderedDict[str, UpstreamPool] = OrderedDict()
+        # How many requests of each origin are under way: from before a connection is made for one
+        # until its response is closed.
+        self._under_way: Counter[str] = Counter()
 
     async def send(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes
@@ -119,10 +122,11 @@ class _PooledTransport:
         except UnicodeEncodeError:
             raise httpx2.LocalProtocolError("a header is not ASCII") from None
         await self._permits.acquire()
+        self._under_way[origin] += 1
         stream = None
         try:
             response = await self._pool(origin).send(method, path, named, content)
-            stream = _PooledStream(response, self._permits)
+            stream = _PooledStream(response, partial(self._end, origin))
         except UpstreamError as error:
             raise _as_httpx2(error) from error
         except InvalidSettingError as error:
@@ -132,8 +136,14 @@ class _PooledTransport:
             raise httpx2.LocalProtocolError(str(error)) from None
         finally:
             if stream is None:
-                self._permits.release()
+                self._end(origin)
         return httpx2.Response(response.status, headers=list(response.headers), stream=stream)
+
+    def _end(self, origin: str) -> None:
+        self._under_way[origin] -= 1
+        if not self._under_way[origin]:
+            del self._under_way[origin]
+        self._permits.release()
 
     async def close(self) -> None:
         for pool in self._pools.values():
@@ -163,24 +173,22 @@ class _PooledTransport:
     def _make_room(self) -> None:
         """Keep all pools together within the bound, and forget those that hold nothing."""
         pools = self._pools
-        kept = sum(pool.idle for pool in pools.values())
+        surplus = sum(pool.idle for pool in pools.values())
+        surplus += self._under_way.total() - self._max_connections
         for origin, pool in list(pools.items())[:-1]:
-            while pool.idle and kept + self._in_use() >= self._max_connections:
+            while pool.idle and surplus > 0:
                 pool.drop_idle()
-                kept -= 1
-            if not pool.idle and not pool.in_use:
+                surplus -= 1
+            if not pool.idle and origin not in self._under_way:
                 del pools[origin]
-
-    def _in_use(self) -> int:
-        return sum(pool.in_use for pool in self._pools.values())
 
 
 class _PooledStream(httpx2.AsyncByteStream):
     """The body of a response; its connection is free for the next request when it is closed."""
 
-    def __init__(self, response: UpstreamResponse, permits: asyncio.Semaphore) -> None:
+    def __init__(self, response: UpstreamResponse, end: Callable[[], None]) -> None:
         self._response = response
-        self._permits: asyncio.Semaphore | None = permits
+        self._end: Callable[[], None] | None = end
 
     @property
     def piece_count(self) -> int:
@@ -197,10 +205,10 @@ class _PooledStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         """Let go of the response, once."""
-        permits, self._permits = self._permits, None
-        if permits is not None:
+        end, self._end = self._end, None
+        if end is not None:
             self._response.close()
-            permits.release()
+            end()
 
 
 def _as_httpx2(error: UpstreamError) -> httpx2.RequestError:
@@ -209,10 +217,8 @@ def _as_httpx2(error: UpstreamError) -> httpx2.RequestError:
     if isinstance(error, AnswerTimeoutError):
         kind = httpx2.ReadTimeout
     elif isinstance(error, NotSentError):
-        # What an idle connection took before it was closed, somebody may have read.
         is_timeout = isinstance(error.__cause__, TimeoutError)
         kind = httpx2.ConnectTimeout if is_timeout else httpx2.ConnectError
-        kind = httpx2.ReadError if error.was_tried else kind
     return kind(error.problem)
 
 
