@@ -1217,7 +1217,7 @@ class BudgetParking:
         whoever asks first; the others are offered again, in order, as soon as it is.
         """
         task = waiting.task
-        if not self.refusals or task.parent_id is not None:
+        if not self.refusals or not task.is_bound_by_budgets:
             return False
         is_willing = waiting.terms.on_exhausted is OnExhausted.WAIT
         for part, refused in self._refusals_at(task):
