@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from core import dispatch_model
 from core.dispatch_model import START, Purse, state_of
+from core.test_dispatch_state import refusal
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Planned
 from headgate.core.estimates import NOTHING, Hold
@@ -197,6 +198,33 @@ def test_a_call_that_moves_counts_as_one_start_and_one_end() -> None:
     assert (state.usage.started["p"], state.usage.completed["p"]) == (1, 1)
 
 
+@pytest.mark.parametrize("permits", [None, 1])
+@pytest.mark.parametrize("reserved", [950, 1_000])
+def test_a_call_that_has_its_money_waits_for_no_budget(permits: int | None, reserved: int) -> None:
+    """An older call waits for what the younger one holds, aside or behind a closed scope."""
+    older, younger = in_session("a", at=START), in_session("b", at=START + 1)
+    state = with_calls(permits=permits)
+    line = state.start_call(older.task, hundred, START)
+    assert line is not None
+    refused = refusal(reserved=reserved)
+    state.refuse(line, older, refused, START)
+    moved = msgspec.structs.replace(younger.task, has_money=True)
+    if state.start_call(moved, hundred, START) is None:
+        state.observe_call(msgspec.structs.replace(younger, task=moved), hundred, START)
+        assert planned(state) == ["b"]
+    assert "b" in state.in_flight.calls
+
+
+def hundred() -> Hold:
+    return Hold(micro_usd=NOTHING, tokens=given_amount(100))
+
+
+def in_session(call_id: str, *, at: float) -> TaskRecord:
+    record = call(call_id, at=at)
+    task = msgspec.structs.replace(record.task, scopes=("session:s",))
+    return msgspec.structs.replace(record, task=task)
+
+
 def test_shares_by_dollars_count_what_calls_cost_and_not_their_tokens() -> None:
     projects = (
         Project(id="dear", max_concurrent_agents=None),
@@ -239,7 +267,12 @@ def test_neither_calls_of_tasks_nor_others_of_a_project_starve_each_other() -> N
 Step = tuple[str, int, str, str]
 steps = st.lists(
     st.tuples(
-        st.sampled_from(("call", "child", "task", "plan", "end", "close", "open", "forget")),
+        st.sampled_from(
+            (
+                *("call", "child", "task", "plan", "end", "move", "forget"),
+                *("close", "open", "spend", "reset"),
+            )
+        ),
         st.integers(0, 9),
         st.sampled_from(("p", "q")),
         st.sampled_from(("a1", "b", "c")),
@@ -288,6 +321,13 @@ class _Fleet:
             case "end" if self.state.in_flight.calls:
                 ids = list(self.state.in_flight.calls)
                 end(self.state, ids[number % len(ids)])
+            case "move" if self.state.in_flight.calls:
+                ids = list(self.state.in_flight.calls)
+                self._move(ids[number % len(ids)])
+            case "spend":
+                self.state.close(GateClosure(kind="scope", name=""), START)
+            case "reset":
+                self.state.open(GatePart("scope", ""))
             case "close":
                 self.state.close(GateClosure(kind="target", name=TARGET), START)
             case "open":
@@ -301,6 +341,12 @@ class _Fleet:
         self.waiting[record.task.id] = record
         self.state.observe_call(record, free, START)
 
+    def _move(self, call_id: str) -> None:
+        """Have a call that failed wait for another key, with the money that it has."""
+        task = self.state.in_flight.calls[call_id].task
+        self.state.withdraw_call(call_id, START)
+        self._wait(TaskRecord(task=msgspec.structs.replace(task, has_money=True)))
+
     def rebuilt(self, *, is_elsewhere: bool) -> DispatchState:
         """Return a state that was made anew from records and the registry, here or elsewhere.
 
@@ -308,8 +354,8 @@ class _Fleet:
         to it one by one.
         """
         state = with_calls(**SETTINGS)
-        if self.state.closures.is_closed(GatePart("target", TARGET)):
-            state.close(GateClosure(kind="target", name=TARGET), START)
+        for closure in self.state.closures.all():
+            state.close(closure, START)
         running = [
             msgspec.structs.replace(
                 self.tasks[one.task.id],

@@ -7,6 +7,7 @@ import pytest
 from core.dispatch_model import START, queued, settings, state_of
 from headgate.core.dispatch_state import ROOM_UNKNOWN, STARTING_SECONDS, DispatchState
 from headgate.core.gates import GateClosure, GatePart
+from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import GateClosed
 from headgate.core.snapshot import Agent
 from headgate.core.why import reasons
@@ -106,6 +107,17 @@ def test_two_targets_of_one_pool_start_no_more_than_it_has_room_for() -> None:
     for target in sorted(remote):
         state.rooms.set(target, 2, "", START, pool="one", needs={"num_cpus": 1.0})
     assert len(planned(state)) == 2
+
+
+def test_what_a_rate_limit_stops_takes_no_room() -> None:
+    limit = RateLimit(kind="target", name="cluster", unit="requests", most=1, window_seconds=60)
+    tasks = [queued(name, target="cluster") for name in ("t1", "t2")]
+    state = state_of(*tasks, remote_targets=REMOTE, agents=AGENTS, rate_limits=(limit,))
+    state.rooms.set("cluster", 2, "", START)
+    assert planned(state) == {"t1"}
+    later = START + 2 * limit.window_seconds
+    state.fall_due(later)
+    assert [line.task.id for line in state.plan(later, most=100)] == ["t2"]
 
 
 def test_a_target_that_says_nothing_is_not_bounded() -> None:

@@ -23,6 +23,7 @@ from gateway.gateway_service import (
     error_of,
     gateway_service,
 )
+from headgate.core.dispatch_state import ASK_AGAIN_SECONDS
 from headgate.gateway import routing
 from headgate.gateway.gateway import Patience
 
@@ -600,6 +601,34 @@ reserve = "strict"
             answer = await gateway.ask(CHAT, model="fast")
             assert answer.status_code == 402, answer.text
             assert len(gateway.upstream.requests) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("inflight", [1, 50])
+def test_a_call_that_fails_goes_on_with_its_money_before_those_that_wait_for_it(
+    tmp_path: Path, inflight: int
+) -> None:
+    async def scenario() -> None:
+        slots = f"{SLOTS}max_inflight = {inflight}\n"
+        text = """
+[projects.a]
+[budgets."project:a"]
+limit_usd = "0.00035"
+[gateway]
+escrow = false
+"""
+        path, urgent = f"/p/a{MESSAGES}", {"x-headgate-priority": "-1"}
+        async with gateway_service(tmp_path, text, upstreams=slots, environ=KEYS) as gateway:
+            gateway.upstream.script.append(Plan(status=500, until="go"))
+            first = gateway.start(path)
+            await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+            waits = gateway.start(path, headers=urgent)
+            await gateway.until_waiting()
+            gateway.upstream.releases.add("go")
+            async with asyncio.timeout(ASK_AGAIN_SECONDS / 2):
+                assert (await first).status_code == 200
+            waits.cancel()
 
     asyncio.run(scenario())
 

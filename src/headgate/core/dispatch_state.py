@@ -1222,7 +1222,7 @@ class BudgetParking:
         whoever asks first; the others are offered again, in order, as soon as it is.
         """
         task = waiting.task
-        if not self.refusals or task.parent_id is not None:
+        if not self.refusals or not task.is_bound_by_budgets:
             return False
         is_willing = waiting.terms.on_exhausted is OnExhausted.WAIT
         for part, refused in self._refusals_at(task):
@@ -2151,15 +2151,16 @@ class DispatchState:
             self._give_back_permit(agent_id, task, now)
             self.index.add(task)
             return None
-        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now, task.id):
-            self._give_back_permit(agent_id, task, now)
-            self.index.add(task)
-            return None
         limits = self.rate_limits_on(task, slot, agent_id)
         no_room = self.rates.reached(limits, tokens=tokens, now=now) if limits else None
         if no_room is not None:
             self._give_back_permit(agent_id, task, now)
             self._limit(task, no_room, now)
+            return None
+        # The last question, since it takes what it finds.
+        if not task.is_call and self.rooms and not self.rooms.take(task.target or "", now, task.id):
+            self._give_back_permit(agent_id, task, now)
+            self.index.add(task)
             return None
         if self.tuning is not None:
             wait_ticks = max(0, self.tick - task.enqueued_tick)

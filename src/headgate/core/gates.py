@@ -112,8 +112,7 @@ Shut = Callable[[GatePart], "GateClosure | None"]
 def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
     """Return what tasks of the same gate have in common.
 
-    A call of a running task draws on what its task holds, and one that is free needs nothing, so no
-    budget keeps them out: the fourth is None for them, and not their scopes. The fifth is who may
+    The fourth are their scopes, or None for those that no budget keeps out. The fifth is who may
     pull them, the seventh are the units for which nobody gave an estimate, and the last tells
     whether they are calls.
     """
@@ -127,7 +126,7 @@ def gate_key(task: Task, pull_targets: frozenset[str] = frozenset()) -> GateKey:
         task.project_id,
         task.target,
         task.slot,
-        None if task.parent_id is not None or task.is_free else task.scopes,
+        task.scopes if task.is_bound_by_budgets else None,
         puller,
         task.provider,
         unknown,

@@ -49,7 +49,7 @@ class Task(
     One that `is_call` is a call through the gateway: it waits and is decided like any other task,
     takes no permit of a node or worker, and is not stored. With a `parent_id` a running task makes
     it, which holds the permits of its agent and project already. One that `is_free` asks no model,
-    so that no budget keeps it out.
+    and one that `has_money` was granted before and goes elsewhere: no budget keeps either out.
     """
 
     id: str = ""
@@ -95,6 +95,13 @@ class Task(
     """
     is_free: bool = False
     """It asks no model, so no budget keeps it out."""
+    has_money: bool = False
+    """Its money is held already, so no budget keeps it out."""
+
+    @property
+    def is_bound_by_budgets(self) -> bool:
+        """Whether a budget may keep it out; a call of a running task draws on what that holds."""
+        return not (self.is_free or self.has_money or self.parent_id is not None)
 
 
 TRANSITIONS: dict[TaskStatus, dict[TaskStatus, str]] = {

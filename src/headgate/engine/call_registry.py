@@ -324,6 +324,11 @@ class LiveCall:
         held = self.reservation
         return Amounts() if held is None else Amounts(held.micro_usd, held.tokens)
 
+    @property
+    def has_money(self) -> bool:
+        """Whether it starts with its next turn, without asking a budget: it may hold nothing."""
+        return not (self.draw is None and self.task_draw is None and self.reservation is None)
+
     def change(self, **changes: object) -> None:
         """Note what has become of the call."""
         self.record = msgspec.structs.replace(self.record, **changes)
@@ -644,10 +649,10 @@ class Calls:
     def refusal_of(self, call: LiveCall) -> Refused | None:
         """Return what a call that waits was refused by: a budget without room for it."""
         state = self._state()
-        if state is None or call.task.is_free:
+        if state is None:
             return None
         found = state.parking.refusal_of(call.id)
-        if found is not None:
+        if found is not None or not call.task.is_bound_by_budgets:
             return found
         for scope in charged_scopes(ROOT, [Scope(one) for one in call.task.scopes]):
             part = GatePart("scope", scope)
@@ -659,9 +664,6 @@ class Calls:
         """Return why a call cannot start until a time: its budget is spent, and resets later."""
         refused = self.refusal_of(call)
         if refused is None or refused.kind or refused.resets_at is None:
-            return None
-        if call.held != Amounts():
-            # It has its money, and waits for something else.
             return None
         # What the budget said last was said to whoever asked last, for what that one needed.
         own = call.hold().estimate(refused.unit).amount
@@ -706,6 +708,7 @@ class Calls:
             target=route.target,
             slot=route.slot,
             provider=route.target if route.has_slots else None,
+            has_money=call.has_money,
         )
         call.turn = asyncio.get_running_loop().create_future()
         call.planned = None
