@@ -25,7 +25,7 @@ NICENESS = 19
 
 STREAMS, IDLE, SLOW_HEADS, SLOW_READERS = 250, 4_096, 60, 20
 FLOODS, DEEP, READS = 4, 220, 4
-CALLS, FAILING_CALLS, CUT_CALLS, LIMITED_CALLS = 20, 2, 2, 40
+CALLS, FAILING_CALLS, CUT_CALLS, LIMITED_CALLS = 20, 20, 2, 40
 SLOW_CALLS, LEFT_CALLS, OVERSIZED_CALLS = 20, 4, 2
 OTHER_FILES = 1_024
 """Descriptors for everything else than idle connections, of which there are fewer if need be."""
@@ -35,8 +35,10 @@ ANSWER_SECONDS = 20.0
 READ_BYTES = 1 << 16
 MAX_BREACHES = 20
 NESTED = b"[" * (1 << 20)
-DEEP_PARTS, PART_SECONDS = 4, 0.5
-"""A deep body comes in parts: all are under way at once, and their bytes alone are no attack."""
+DEEP_PARTS, PART_SECONDS, DEEP_REST_SECONDS = 4, 0.25, 2.0
+"""A deep body comes in parts, and after it a connection rests: many are under way at once, and
+their bytes are not so many that they alone keep everything else out.
+"""
 
 FAR = "2030-01-01T00:00:00Z"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -110,6 +112,7 @@ class Orders(msgspec.Struct, frozen=True):
     both_token: str
     deep_token: str
     caller_token: str
+    failing_token: str
     slow_token: str
     agent_id: str
     own_project: str
@@ -156,6 +159,7 @@ class Attacker:
             self._scopes,
             self._work,
             self._meddle,
+            self._meddle_with_calls,
             self._trespass,
             self._retry,
             self._garbage,
@@ -206,6 +210,7 @@ class Attacker:
     async def _deep(self) -> None:
         # With a token of its own, or what it has in hand would keep the other attacks out.
         async with self._session(self._orders.deep_token) as session:
+            await asyncio.sleep(self._random.uniform(0.0, DEEP_REST_SECONDS))
             await session.ask("POST", "/tasks", NESTED, parts=DEEP_PARTS)
 
     async def _read(self) -> None:
@@ -272,6 +277,11 @@ class Attacker:
                 ("POST", f"/tasks/{task_id}/retry", {}),
                 ("POST", "/tasks", self._task() | {"dependsOn": [task_id]}),
             ]
+        await self._try_in_vain(self._orders.project_token, requests)
+
+    async def _meddle_with_calls(self) -> None:
+        """Touch the calls and the stored responses of the other."""
+        requests: list[tuple[str, str, object]] = []
         for call_id in self._orders.their_calls:
             requests += [
                 ("GET", f"/calls/{call_id}", None),
@@ -285,7 +295,7 @@ class Attacker:
                 ("DELETE", f"{RESPONSES}/{response_id}", None),
                 ("POST", RESPONSES, continued),
             ]
-        await self._try_in_vain(self._orders.project_token, requests)
+        await self._try_in_vain(self._orders.caller_token, requests)
 
     async def _trespass(self) -> None:
         """Go beyond a token that is bound to a project and an agent, then use it to its bounds."""
@@ -375,7 +385,7 @@ class Attacker:
         finally:
             writer.transport.abort()
 
-    # Those on the gateway. Only one project has calls that fail, so no circuit may open.
+    # Those on the gateway.
 
     async def _call(self) -> None:
         """Keep the provider busy."""
@@ -384,7 +394,8 @@ class Attacker:
                 await session.ask("POST", CHAT, short_call(self._random))
 
     async def _failing_call(self) -> None:
-        async with self._session(self._orders.caller_token) as session:
+        """Have calls of one project fail in a row, for which no circuit may open."""
+        async with self._session(self._orders.failing_token) as session:
             for _ in range(20):
                 trouble = self._random.choice((Trouble.DOWN, Trouble.DOWN, Trouble.TOO_LARGE))
                 await session.ask("POST", CHAT, chat("x", user=trouble))

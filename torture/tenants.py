@@ -114,6 +114,7 @@ output = 1.0
 [projects.caller]
 [projects.civil-caller]
 [projects.hostile-caller]
+[projects.failing-caller]
 
 [projects.slow-caller]
 max_concurrent_agents = {slow_inflight}
@@ -496,6 +497,7 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
                 both_token=await _token(operator, projectId="hostile", agentId="mallory"),
                 deep_token=await _token(operator, projectId="hostile"),
                 caller_token=await _token(operator, projectId="hostile-caller"),
+                failing_token=await _token(operator, projectId="failing-caller"),
                 slow_token=await _token(operator, projectId="slow-caller"),
                 agent_id="mallory",
                 own_project="hostile",
