@@ -13,6 +13,7 @@ import random
 import resource
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -25,12 +26,13 @@ NICENESS = 19
 
 STREAMS, IDLE, SLOW_HEADS, SLOW_READERS = 250, 4_096, 60, 20
 FLOODS, DEEP, READS = 4, 220, 4
-CALLS, FAILING_CALLS, CUT_CALLS, LIMITED_CALLS = 20, 20, 2, 40
+CALLS, FAILING_CALLS, CUT_CALLS, LIMITED_CALLS = 20, 40, 2, 40
 SLOW_CALLS, LEFT_CALLS, OVERSIZED_CALLS = 20, 4, 2
 OTHER_FILES = 1_024
 """Descriptors for everything else than idle connections, of which there are fewer if need be."""
 
 PAUSE_SECONDS = 0.2
+BURST_SECONDS = 1.0
 ANSWER_SECONDS = 20.0
 READ_BYTES = 1 << 16
 MAX_BREACHES = 20
@@ -392,13 +394,14 @@ class Attacker:
         async with self._session(self._orders.caller_token) as session:
             for _ in range(20):
                 await session.ask("POST", CHAT, short_call(self._random))
+            await session.ask("POST", CHAT, chat("x", user=Trouble.TOO_LARGE))
 
     async def _failing_call(self) -> None:
-        """Have calls of one project fail in a row, for which no circuit may open."""
+        """Have calls of one project fail in a row, all at once; no circuit may open for that."""
         async with self._session(self._orders.failing_token) as session:
             for _ in range(20):
-                trouble = self._random.choice((Trouble.DOWN, Trouble.DOWN, Trouble.TOO_LARGE))
-                await session.ask("POST", CHAT, chat("x", user=trouble))
+                await asyncio.sleep(BURST_SECONDS - time.monotonic() % BURST_SECONDS)
+                await session.ask("POST", CHAT, chat("x", user=Trouble.DOWN))
 
     async def _limited_call(self) -> None:
         """Have a large body wait for a model that its provider has limited, and leave."""
