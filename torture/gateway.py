@@ -237,13 +237,13 @@ def _check_budgets(
             findings.check(f"{scope}: billed ${billed}, and booked {status}", is_so=is_covered)
 
 
-async def shares(sandbox: Sandbox, options: argparse.Namespace) -> Findings:
+async def shares(sandbox: Sandbox, options: argparse.Namespace, *, more: str = "") -> Findings:
     """Have three projects saturate an upstream, and look at the tokens that each got."""
     findings = Findings()
     text = "".join(
         f"[projects.{name}]\ncredit_weight = {weight}\n" for name, weight in WEIGHTS.items()
     )
-    async with stage(sandbox, text, inflight=4) as here:
+    async with stage(sandbox, text + more, inflight=4) as here:
         source = random.Random(options.seed)
         ends_at = time.monotonic() + SHARE_SECONDS
 
@@ -434,6 +434,7 @@ CHECKS: dict[str, Check] = {
 }
 WITHOUT: dict[str, Check] = {
     "books against the bill, without escrow": partial(books_against_bill, more=WITHOUT_ESCROW),
+    "shares of a saturated upstream, without escrow": partial(shares, more=WITHOUT_ESCROW),
     "kills, without escrow": partial(kills, more=WITHOUT_ESCROW),
     f"{NODES_CHANGE}, without escrow": partial(changes, more=WITHOUT_ESCROW),
 }

@@ -7,8 +7,13 @@ Tasks take 50 to 150 ms, drawn at random. If all took the same time, the sixteen
 free together, and a start would wait for that moment: the quiet p99 was 28 to 92 ms that way, on
 the same code.
 
-At the end the books of both are held against what the endpoint has executed: every task that was
-acknowledged is done, in its first attempt, and booked to the token.
+The honest project `caller` makes calls of models through the gateway, and each must be answered.
+The hostile tenant calls as well: it keeps the provider busy, has calls fail, and holds streams that
+it does not read. Without an attack civil tenants keep the provider as busy.
+
+At the end the books are held against what the endpoint has executed: every task that was
+acknowledged is done, in its first attempt, and booked to the token. Those of `caller` are held
+against the bill of the provider.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import random
 import secrets
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,14 +33,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 from benchmarks.http_load import Client, Connection
 
 from executors.endpoint import Seen, free_port, reply, reply_json, running_endpoint
+from gateway.billing_upstream import BillingUpstream, Plan, Request
+from gateway.call_load import settled
 from headgate.executors.http import ATTEMPT, TASK_ID
+from headgate.gateway.routing import CIRCUIT_SECONDS
 from service.support import ROOT, ServiceProcess, environment, family
 from torture.service import Sandbox, is_ready, new_sandbox
-from torture.tenant_attacks import Orders, Report
+from torture.tenant_attacks import CHAT, MODEL, RESPONSES, Orders, Report, Trouble, chat, short_call
 
 BACKENDS = ("sqlite", "postgres")
 NODES = {"sqlite": 1, "postgres": 2}
@@ -47,6 +57,11 @@ TOKENS = 100
 BACKLOG = 60
 SUBMITTERS = 8
 LIGHT_PER_SECOND = 4.0
+CALLS_PER_SECOND = 4.0
+CALLS_INFLIGHT = 12
+SLOW_INFLIGHT = 3
+CIVIL_CALLERS = 20
+"""More than the provider takes at a time, so that its permits are always taken."""
 REST_SECONDS = 120.0
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 20.0
@@ -54,8 +69,17 @@ RETRY_SECONDS = 0.1
 
 LEAST_SHARE = 0.5 * 0.95
 MOST_SLOWER = 3.0
+MOST_WAIT_SECONDS = 0.8 * CIRCUIT_SECONDS
+"""A circuit that opens has the next honest call wait longer."""
+
 MOST_MIB = 600
 SECRET = "ostrich"
+KEY = f"sk-{SECRET}-of-the-provider"
+PAUSE_ASKED_SECONDS = 30
+SERVER_ERRORS = (500, 501, 502, 503)
+LONG_TEXT = ("word" * 1_000 + " ") * 200
+LONG_PACE_SECONDS = 0.04
+"""A stream of eight seconds, and of more than the buffers of an unread connection take."""
 HOSTILE_USD = 1_000
 PRICE_USD = TOKENS / 1_000_000
 
@@ -87,6 +111,20 @@ output = 1.0
 [projects.greedy]
 [projects.civil]
 [projects.calm]
+[projects.caller]
+[projects.civil-caller]
+[projects.hostile-caller]
+[projects.failing-caller]
+
+[projects.slow-caller]
+max_concurrent_agents = {slow_inflight}
+
+[upstreams.openai]
+kind = "openai"
+base_url = "{upstream_url}"
+key_env = "TORTURE_KEY"
+models = ["*"]
+max_inflight = {calls_inflight}
 
 [budgets.root]
 limit_usd = "1000000"
@@ -99,6 +137,15 @@ limit_usd = "{hostile_usd}"
 
 [budgets."project:greedy"]
 limit_usd = "{hostile_usd}"
+
+[budgets."project:caller"]
+limit_usd = "10000"
+
+[budgets."project:hostile-caller"]
+limit_usd = "{hostile_usd}"
+
+[budgets."project:slow-caller"]
+limit_usd = "{hostile_usd}"
 """
 
 
@@ -108,6 +155,11 @@ class Found:
 
     quiet: list[float] = field(default_factory=list)
     attacked: list[float] = field(default_factory=list)
+    quiet_calls: list[float] = field(default_factory=list)
+    attacked_calls: list[float] = field(default_factory=list)
+    longest_wait: float = 0.0
+    calls: int = 0
+    billed_tokens: int = 0
     executed: dict[str, int] = field(default_factory=dict)
     broken: list[str] = field(default_factory=list)
     report: Report = field(default_factory=Report)
@@ -127,11 +179,18 @@ class Found:
         """How many times the quiet p99 of a start the attacked one is."""
         return p99(self.attacked) / max(p99(self.quiet), 1e-9)
 
+    @property
+    def slower_calls(self) -> float:
+        """How many times the quiet p99 of a call the attacked one is."""
+        return p99(self.attacked_calls) / max(p99(self.quiet_calls), 1e-9)
+
     def problems(self) -> list[str]:
         """Say which promises were broken."""
         limits = {
             f"share {self.share:.3f} is under {LEAST_SHARE:.3f}": self.share < LEAST_SHARE,
             f"starts are {self.slower:.2f} times as slow": self.slower > MOST_SLOWER,
+            f"calls are {self.slower_calls:.2f} times as slow": self.slower_calls > MOST_SLOWER,
+            f"a call waited {self.longest_wait:.1f} s": self.longest_wait > MOST_WAIT_SECONDS,
             f"{self.most_mib:.0f} MiB of memory": self.most_mib > MOST_MIB,
             f"exit code {self.exit_code}": self.exit_code != 0,
         }
@@ -169,6 +228,25 @@ class Endpoint:
         return {project: len(each) for project, each in self.executions.items()}
 
 
+def trouble_in(request: Request) -> Plan | None:
+    """Return what the provider does with a call that asks for trouble; None if it does not."""
+    match request.fields.get("user"):
+        case Trouble.DOWN:
+            return Plan(status=SERVER_ERRORS[request.number % len(SERVER_ERRORS)])
+        case Trouble.LIMITED:
+            return Plan(status=429, retry_after=f"{PAUSE_ASKED_SECONDS}")
+        case Trouble.TOO_LARGE:
+            return Plan(status=429, message=f"Request too large for {request.model}")
+        case Trouble.NO_MODEL:
+            return Plan(status=400, message=f"{request.model} is no model")
+        case Trouble.CUT:
+            return Plan(fault="cut", after_events=request.number % 5)
+        case Trouble.LONG:
+            return Plan(text=LONG_TEXT, pace_seconds=LONG_PACE_SECONDS)
+        case _:
+            return None
+
+
 class Honest:
     """An honest tenant, who tries again where it is told to."""
 
@@ -178,11 +256,16 @@ class Honest:
         self.refused = 0
         self._clients = [Client("127.0.0.1", port) for port in ports]
         self._ports, self._token = ports, token
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self.headers = {"Authorization": f"Bearer {token}"}
         self._endpoint = endpoint
         self._connections: dict[int, Connection] = {}
         self._turn = 0
         self._submitting = 0
+
+    @property
+    def url(self) -> str:
+        """The address of the first node."""
+        return f"http://127.0.0.1:{self._ports[0]}"
 
     async def keep_busy(self) -> None:
         """Always have work waiting, over some connections."""
@@ -209,6 +292,20 @@ class Honest:
             self.refused += other.refused
             other.hang_up()
 
+    async def keep_calling(self) -> None:
+        """Always have calls waiting, over some connections."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(CIVIL_CALLERS):
+                group.create_task(self._call_for(random.Random(number)))
+
+    async def _call_for(self, source: random.Random) -> None:
+        other = Honest(self._ports, self._token, self.project, self._endpoint)
+        try:
+            while True:
+                await other.ask("POST", CHAT, short_call(source))
+        finally:
+            other.hang_up()
+
     async def come_by(self, source: random.Random) -> None:
         """Submit a task now and then."""
         while True:
@@ -225,7 +322,7 @@ class Honest:
                 connection = self._connections.get(self._turn)
                 if connection is None:
                     connection = self._connections[self._turn] = await client.connect()
-                head = client.head(method, path, len(content), self._headers)
+                head = client.head(method, path, len(content), self.headers)
                 status, answer = await connection.request(head, content)
         except (OSError, EOFError, TimeoutError):
             self.hang_up(self._turn)
@@ -261,6 +358,70 @@ class Honest:
             await asyncio.sleep(RETRY_SECONDS)
 
 
+class Caller:
+    """An honest tenant, who makes calls of models now and then: whole, streamed and stored."""
+
+    project = "caller"
+
+    def __init__(self, ports: Sequence[int], token: str) -> None:
+        self.seconds: list[float] = []
+        """How long each answered call took."""
+
+        self.longest_wait = 0.0
+        self.problems: list[str] = []
+        self.call_ids: list[str] = []
+        self.response_ids: list[str] = []
+        self.made = 0
+        self._is_over = False
+        self._clients = [
+            httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}",
+                headers={"Authorization": f"Bearer {token}"},
+                timeout=ANSWER_SECONDS,
+            )
+            for port in ports
+        ]
+
+    async def come_by(self, source: random.Random) -> None:
+        """Make a call now and then, to one node after the other, until told to stop."""
+        while not self._is_over:
+            await asyncio.sleep(source.expovariate(CALLS_PER_SECOND))
+            client = self._clients[self.made % len(self._clients)]
+            self.made += 1
+            try:
+                await self._call(client, self.made)
+            except httpx2.HTTPError as error:
+                self.problems.append(f"call {self.made} was not answered: {error!r}")
+
+    async def stop(self, coming: asyncio.Task[None]) -> None:
+        """Make no more calls, once the last one is answered."""
+        self._is_over = True
+        await coming
+        for client in self._clients:
+            await client.aclose()
+
+    async def _call(self, client: httpx2.AsyncClient, number: int) -> None:
+        word = f"{SECRET}-{number}"
+        prompt = f"[[mark {self.project}-{number}]] [[say {word}]]"
+        kind = ("whole", "stream", "response")[number % 3]
+        path, body = CHAT, chat(prompt, stream=kind == "stream")
+        if kind == "response":
+            path, body = RESPONSES, {"model": MODEL, "input": prompt, "max_output_tokens": 10}
+        since = time.monotonic()
+        answer = await client.post(path, json=body)
+        seconds = time.monotonic() - since
+        is_whole = kind != "stream" or answer.text.rstrip().endswith("data: [DONE]")
+        if answer.status_code != 200 or word not in answer.text or not is_whole:
+            self.problems.append(f"call {number}: {answer.status_code} {answer.text[-200:]}")
+            return
+        self.seconds.append(seconds)
+        waited = int(answer.headers["x-headgate-waited-ms"]) / 1_000
+        self.longest_wait = max(self.longest_wait, waited)
+        self.call_ids.append(answer.headers["x-headgate-call-id"])
+        if kind == "response":
+            self.response_ids.append(answer.json()["id"])
+
+
 class Watch:
     """Looks at the memory of the nodes while they work."""
 
@@ -281,21 +442,34 @@ class Watch:
 async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) -> Found:
     """Run the quiet phase and the attack on one system, and look at what is left."""
     found, endpoint = Found(), Endpoint(seed)
-    async with running_endpoint(endpoint.answer) as server:
-        sandbox.write_text(
-            SETTINGS.format(url=server.url, inflight=INFLIGHT, hostile_usd=HOSTILE_USD)
+    async with running_endpoint(endpoint.answer) as server, BillingUpstream(KEY) as upstream:
+        upstream.decide = trouble_in
+        # Their bodies are large, and the bill is all that is asked for.
+        upstream.requests = deque(maxlen=0)
+        text = SETTINGS.format(
+            url=server.url,
+            upstream_url=upstream.openai_url,
+            inflight=INFLIGHT,
+            calls_inflight=CALLS_INFLIGHT,
+            slow_inflight=SLOW_INFLIGHT,
+            hostile_usd=HOSTILE_USD,
         )
+        sandbox.write_text(text)
         ports = [free_port() for _ in range(nodes)]
         services = [sandbox.service(port, f"node-{port}") for port in ports]
+        for service in services:
+            service.variables = {"TORTURE_KEY": KEY}
         try:
             for service, port in zip(services, ports, strict=True):
                 service.spawn()
                 await is_ready(port, role=None)
             operator = Honest(ports, token_in(sandbox.folder), "operator", endpoint)
-            steady, light, civil, calm = [
+            steady, light, civil, calm, civil_caller = [
                 Honest(ports, await _token(operator, projectId=name), name, endpoint)
-                for name in ("steady", "light", "civil", "calm")
+                for name in ("steady", "light", "civil", "calm", "civil-caller")
             ]
+            caller = Caller(ports, await _token(operator, projectId=Caller.project))
+            calling = asyncio.create_task(caller.come_by(random.Random(seed)))
             watch = Watch(services)
             busy = [
                 asyncio.create_task(each)
@@ -303,8 +477,12 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
             ]
             # Two others keep the fleet busy meanwhile: who has worked before is owed less later.
             quiet = [asyncio.create_task(each.keep_busy()) for each in (civil, calm)]
+            quiet.append(asyncio.create_task(civil_caller.keep_calling()))
             print(f"  {min(QUIET_SECONDS, seconds):.0f} s without an attack", flush=True)
-            found.quiet = await _starts(light, endpoint, min(QUIET_SECONDS, seconds))
+            found.quiet, found.quiet_calls = await asyncio.gather(
+                _starts(light, endpoint, min(QUIET_SECONDS, seconds)),
+                _calls(caller, min(QUIET_SECONDS, seconds)),
+            )
             await _ended(quiet)
             await _until(partial(_has_caught_up, endpoint.executions["calm"], calm.sent_at))
             print(
@@ -316,10 +494,17 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
                 project_token=await _token(operator, projectId="hostile"),
                 greedy_token=await _token(operator, projectId="greedy"),
                 agent_token=await _token(operator, agentId="mallory"),
+                both_token=await _token(operator, projectId="hostile", agentId="mallory"),
+                deep_token=await _token(operator, projectId="hostile"),
+                caller_token=await _token(operator, projectId="hostile-caller"),
+                failing_token=await _token(operator, projectId="failing-caller"),
+                slow_token=await _token(operator, projectId="slow-caller"),
                 agent_id="mallory",
                 own_project="hostile",
                 greedy_project="greedy",
                 their_tasks=list(calm.sent_at)[:3],
+                their_calls=caller.call_ids[:3],
+                their_responses=caller.response_ids[:3],
                 secret=SECRET,
                 seed=seed,
             )
@@ -327,17 +512,21 @@ async def torture(sandbox: Sandbox, *, nodes: int, seconds: float, seed: int) ->
                 busy.append(asyncio.create_task(steady.keep_busy()))
                 await asyncio.sleep(WARM_SECONDS)
                 before = endpoint.count()
-                found.attacked = await _starts(light, endpoint, seconds)
+                found.attacked, found.attacked_calls = await asyncio.gather(
+                    _starts(light, endpoint, seconds), _calls(caller, seconds)
+                )
                 found.executed = {
                     name: count - before.get(name, 0) for name, count in endpoint.count().items()
                 }
+            await caller.stop(calling)
             await _ended(busy)
             await _audit(found, operator, (steady, light), endpoint)
+            await _audit_calls(found, operator, caller, upstream)
             found.most_mib = watch.most_mib
             found.refused = steady.refused + light.refused
             codes = [await asyncio.to_thread(service.stop) for service in services]
             found.exit_code = max(codes)
-            for tenant in (operator, steady, light, civil, calm):
+            for tenant in (operator, steady, light, civil, calm, civil_caller):
                 tenant.hang_up()
         finally:
             for service in services:
@@ -353,6 +542,35 @@ async def _starts(light: Honest, endpoint: Endpoint, seconds: float) -> list[flo
     wanted = {task_id: at for task_id, at in light.sent_at.items() if task_id not in known}
     await _until(lambda: wanted.keys() <= endpoint.started.keys())
     return [endpoint.started.get(task_id, time.monotonic()) - at for task_id, at in wanted.items()]
+
+
+async def _calls(caller: Caller, seconds: float) -> list[float]:
+    """Return how long the calls of the caller took in this time."""
+    await asyncio.sleep(WARM_SECONDS)
+    known = len(caller.seconds)
+    await asyncio.sleep(seconds)
+    return caller.seconds[known:]
+
+
+async def _audit_calls(
+    found: Found, operator: Honest, caller: Caller, upstream: BillingUpstream
+) -> None:
+    """Hold the books of the caller against the bill of the provider."""
+    scope = f"project:{caller.project}"
+    async with httpx2.AsyncClient(base_url=operator.url, headers=operator.headers) as client:
+        books = (await settled(client, (scope,), REST_SECONDS))[scope]
+    bill = [one.tokens for one in upstream.bill if one.mark.startswith(f"{caller.project}-")]
+    found.calls, found.billed_tokens = len(caller.seconds), sum(bill)
+    found.longest_wait = caller.longest_wait
+    found.broken += caller.problems
+    if len(bill) != caller.made:
+        found.broken.append(f"{caller.made} calls of {scope}, {len(bill)} lines of the bill")
+    booked = books["spentTokens"] + books["overrunTokens"]
+    usd = float(books["spentUsd"]) + float(books["overrunUsd"])
+    is_settled = not books["reservedTokens"] and float(books["reservedUsd"]) == 0
+    is_exact = booked == sum(bill) and abs(usd - sum(bill) / 1_000_000) < 1e-6
+    if not (is_exact and is_settled):
+        found.broken.append(f"books of {scope}: {books} for {sum(bill)} billed tokens")
 
 
 async def _audit(
@@ -492,11 +710,22 @@ def report(backend: str, found: Found) -> None:
     print(f"  hostile answers             {answers}; {found.report.unanswered:,} never came")
     print(f"  executed under attack       {found.executed}")
     print(f"  share of the steady one     {found.share:.3f} (at least {LEAST_SHARE:.3f})")
-    for name, times in (("quiet", found.quiet), ("attacked", found.attacked)):
-        line = f"{p50(times) * 1e3:.1f} and {p99(times) * 1e3:.1f} ms of {len(times):,}"
-        print(f"  {f'p50, p99 of a start, {name}':<30} {line}")
-    print(f"  times as slow               {found.slower:.2f} (at most {MOST_SLOWER})")
+    _report_times("a start", found.quiet, found.attacked, found.slower)
+    _report_times("a call", found.quiet_calls, found.attacked_calls, found.slower_calls)
+    print(
+        f"  longest wait of a call      {found.longest_wait:.2f} s (at most {MOST_WAIT_SECONDS:g})"
+    )
+    print(f"  honest calls answered       {found.calls:,}; billed {found.billed_tokens:,} tokens")
     print(f"  most memory of a node       {found.most_mib:.0f} MiB (at most {MOST_MIB})")
     print(f"  honest tasks acknowledged   {found.acknowledged:,}; tried again {found.refused:,}")
     for line in found.problems()[:10]:
         print(f"  BROKEN {line}")
+
+
+def _report_times(
+    what: str, quiet: Sequence[float], attacked: Sequence[float], slower: float
+) -> None:
+    for name, times in (("quiet", quiet), ("attacked", attacked)):
+        line = f"{p50(times) * 1e3:.1f} and {p99(times) * 1e3:.1f} ms of {len(times):,}"
+        print(f"  {f'p50, p99 of {what}, {name}':<30} {line}")
+    print(f"  {f'times as slow, {what}':<27} {slower:.2f} (at most {MOST_SLOWER})")
