@@ -119,7 +119,6 @@ async def test_the_key_of_the_service_opens_no_other_address_to_a_tenant(tmp_pat
 REFERENCES: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"conversation": "conv_1"}),
     (RESPONSES, {"prompt": {"id": "pmpt_1"}}),
-    (RESPONSES, {"input": [{"type": "item_reference", "id": "msg_1"}]}),
     (RESPONSES, {"tools": [{"type": "file_search", "vector_store_ids": ["vs_1"]}]}),
     (CHAT, {"messages": [{"role": "user", "content": [{"file": {"file_id": "file-1"}}]}]}),
     (MESSAGES, {"container": "container_1"}),

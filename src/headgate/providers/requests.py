@@ -38,8 +38,11 @@ _OPEN_TYPES = frozenset(
 _STORED_FIELDS = frozenset(
     ("file_id", "file_ids", "vector_store_ids", "container", "container_id", "skill_id")
 )
-"""What names something that lies with the provider, behind the key that the request has."""
-_REFERENCE = "item_reference"
+"""What names something that lies with the provider, behind the key that the request has.
+
+Items of a response are not among them: SDKs send their ids back with every turn, nobody else can
+guess these, and no list has them.
+"""
 _UNREAD_FIELDS = frozenset(("parameters", "input_schema", "schema", "metadata"))
 """Names in these are of the client's own, and mean nothing to the provider."""
 _MARKS = frozenset(("type", "data", "file_data")) | _STORED_FIELDS
@@ -211,8 +214,6 @@ def read_call(path: str, body: bytes) -> ModelCall:
         prefix_hash=_prefix_hash(fields, tools),
         stored_reference=_stored_reference(fields) if measure.may_refer else "",
     )
-    if endpoint.keeps_responses and _has_bare_reference(fields.get("input")):
-        call = msgspec.structs.replace(call, stored_reference=_REFERENCE)
     names = "".join(fields)
     if not (names.islower() and names.isascii()) and (key := _miswritten(fields, _READ_FIELDS)):
         call = msgspec.structs.replace(call, miswritten_key=key)
@@ -372,7 +373,6 @@ class _Measure:
             self.is_open |= "file_id" in value
         if kind in _OPEN_TYPES:
             self.is_open = True
-            self.may_refer |= kind == _REFERENCE
         for name, field in value.items():
             if name == image:
                 self.size += IMAGE_CHARS
@@ -400,8 +400,6 @@ def _stored_reference(fields: dict[str, Any]) -> str:
             kind = value.get("type")
             if isinstance(kind, str) and kind in _TOOL_CALLS:
                 continue
-            if kind == _REFERENCE:
-                return _REFERENCE
             for name, field in value.items():
                 # Whoever made the skills that come with the provider has them from there.
                 is_public = name == "skill_id" and kind == "anthropic"
@@ -419,14 +417,6 @@ def _names_one(field: object) -> bool:
     elif isinstance(field, list):
         return any(isinstance(one, str) for one in field)
     return isinstance(field, str)
-
-
-def _has_bare_reference(items: object) -> bool:
-    """Tell whether an item of an input is nothing but an id: that is a reference without a type."""
-    return isinstance(items, list) and any(
-        isinstance(one, dict) and "id" in one and not one.get("type") and "content" not in one
-        for one in items
-    )
 
 
 def _may_be_encoded(name: str, beside: dict[str, Any]) -> bool:
