@@ -336,9 +336,9 @@ GET /v1/models
 GET /v1/models/{id}
   id               model
 GET /v1/responses/{id}
-  id               text
+  id               response
 DELETE /v1/responses/{id}
-  id               text
+  id               response
 GET /upstreams/{id}/{path}
   id               upstream
   path             place
@@ -359,9 +359,23 @@ DELETE /upstreams/{id}/{path}
 """
 """The routes of the gateway, where a tenant spends the money of its own budgets on models."""
 
+OF_PROVIDERS = {
+    "previous_response_id": "response",
+    "conversation": "text",
+    "background": "flag",
+    "n": "number",
+    "tools": "document",
+    "service_tier": "choice",
+}
+"""Fields of calls that the gateway reads and only providers describe."""
+
+PREFIXES = {"/p/{}": "project", f"/p/{MINE}/{{}}": "agent", f"/p/{THEIRS}/{{}}": "agent"}
+"""What may stand before the path of a call, with the kind of the name in it."""
+
 LONG = "x" * 300_000
 DEEP = "[" * 3_000 + "]" * 3_000
 UNKNOWN_CALL = "call-01m7fs2skb2415wvpawg4jr96h"
+UNKNOWN_RESPONSE = "resp_0"
 UNKNOWN_TASK = "01a00000000000000000000000000000"
 
 
@@ -447,6 +461,10 @@ KINDS: Mapping[str, Kind] = {
         ("block", "read"),
         lambda world: [world.their_done_task, world.their_waiting_task, UNKNOWN_TASK, "x", LONG],
     ),
+    "response": Kind(
+        ("block", "read"),
+        lambda world: [world.their_response, UNKNOWN_RESPONSE, "x", "../models", "", LONG],
+    ),
     "call": Kind(
         ("block", "read"),
         lambda world: [THEIR_CALL, UNKNOWN_CALL, world.their_waiting_task, "call-", "x", LONG],
@@ -517,6 +535,11 @@ def routes() -> dict[str, dict[str, str]]:
     return found
 
 
+def is_call(route: str) -> bool:
+    """Tell whether a route is the gateway's."""
+    return route.partition(" ")[2].startswith(("/v1/", "/upstreams/"))
+
+
 def described(document: Mapping[str, Any]) -> dict[str, set[str]]:
     """Return the fields of each route that `/openapi.json` describes: path, query, header, body."""
     schemas = document["components"]["schemas"]
@@ -540,7 +563,10 @@ def first(route: str, tenant: Tenant, world: World) -> Attack:
 def attacks(route: str, tenant: Tenant, world: World) -> Iterator[Attack]:
     """Send every hostile value in every field of a route, all else being right."""
     method, _, path = route.partition(" ")
-    for field, kind in routes()[route].items():
+    fields = routes()[route]
+    if is_call(route) and method == "POST":
+        fields |= OF_PROVIDERS
+    for field, kind in fields.items():
         for value in KINDS[kind].values(world):
             name, body = _base(route, tenant, world)
             if field == "id" and "{id}" in path:
@@ -559,6 +585,11 @@ def attacks(route: str, tenant: Tenant, world: World) -> Iterator[Attack]:
                 )
             else:
                 yield _attack(method, path, name, _with(body, field, value), field, value)
+    for prefix, kind in PREFIXES.items() if is_call(route) else ():
+        for value in KINDS[kind].values(world):
+            name, body = _base(route, tenant, world)
+            before = prefix.format(quote(str(value)[:2_000], safe=""))
+            yield _attack(method, before + path, name, body, prefix, value)
     if method != "GET" and routes()[route]:
         name, _ = _base(route, tenant, world)
         for raw in RAW_BODIES:

@@ -17,6 +17,7 @@ from tenants.harms import (
     HARMS,
     KINDS,
     UNKNOWN_CALL,
+    UNKNOWN_RESPONSE,
     UNKNOWN_TASK,
     Attack,
     attacks,
@@ -33,6 +34,7 @@ from tenants.world import (
     Answer,
     Tenant,
     World,
+    own_call_body,
     own_task_body,
     running_world,
 )
@@ -163,6 +165,16 @@ def test_what_belongs_to_others_is_answered_like_what_does_not_exist(
             for call_id in (UNKNOWN_CALL, THEIR_CALL)
         ]
         assert answers[0] == answers[1], end
+    headers = {"X-Headgate-Project": THEIRS} if bound == "agent" else {}
+    for method, path in (("GET", "/{id}"), ("DELETE", "/{id}"), ("POST", "")):
+        answers = []
+        for response_id in (UNKNOWN_RESPONSE, world.their_response):
+            place = "/v1/responses" + path.replace("{id}", response_id)
+            body = own_call_body("responses") | {"previous_response_id": response_id}
+            sent = body if method == "POST" else None
+            answers.append(_told(tenant.ask(method, place, sent, headers=headers), response_id))
+        assert answers[0] == answers[1], method
+        assert answers[0][0] == 404
     parents = [
         _told(tenant.ask("POST", "/tasks", _depending(tenant, task_id)), task_id)
         for task_id in (UNKNOWN_TASK, world.their_done_task, world.their_waiting_task)

@@ -68,6 +68,10 @@ limit_tokens = 50_000_000
 limit_usd = "{own_usd}"
 limit_tokens = {own_tokens}
 
+[budgets."agent:mallory"]
+limit_usd = "{own_usd}"
+limit_tokens = {own_tokens}
+
 [upstreams.openai]
 kind = "openai"
 base_url = "{upstream}/v1"
@@ -114,6 +118,7 @@ OWN_SCOPES = (
     f"project:{MINE}",
     f"project:{MINE}/agent:{MALLORY}",
     f"project:{THEIRS}/agent:{MALLORY}",
+    f"agent:{MALLORY}",
 )
 PERMISSIONS = ["submit", "read", "cancel"]
 BOUNDS: dict[str, dict[str, str]] = {
@@ -222,6 +227,7 @@ class World:
         self.honest = self._tenant(f"{SECRET} token", {"projectId": THEIRS})
         self.their_worker_token = self._tenant(f"{SECRET} worker", {"agentId": THEIR_AGENT})
         self.their_done_task = self.their_waiting_task = self.their_worker = ""
+        self.their_response = ""
         self._own_worker: dict[str, str] = {}
         self._before: dict[str, tuple[float, int]] = {}
         self._stored = 0
@@ -341,6 +347,7 @@ class World:
         body = {"id": "their-call", "scope": f"project:{THEIRS}/session:{SECRET}", "usd": "0.25"}
         held = self.honest.ask("POST", "/budgets/reserve", body | {"tokens": 10})
         assert held.status == 200, held
+        self.their_response = self._response()
         self._before = self._balances()
         self._stored = self._stored_bytes()
 
@@ -355,6 +362,14 @@ class World:
             assert time.monotonic() < ends_at, f"a task of the honest tenant is {state}"
             time.sleep(0.005)
         return task_id
+
+    def _response(self) -> str:
+        """Have the honest tenant call a model, and return the id of the stored response."""
+        started = time.monotonic()
+        answer = self.honest.ask("POST", "/v1/responses", own_call_body("responses"))
+        assert answer.status == 200, answer
+        assert time.monotonic() - started < PROBE_SECONDS, "a call of the honest tenant waited"
+        return str(answer.json["id"])
 
     def _task(self, task_id: str) -> Any:
         answer = self.honest.ask("GET", f"/tasks/{task_id}")
@@ -390,6 +405,9 @@ class World:
         try:
             self._ended(self._submitted())
             self._pulled()
+            kept = self.honest.ask("GET", f"/v1/responses/{self.their_response}")
+            assert kept.status == 200, f"the stored response is gone: {kept}"
+            self.their_response = self._response()
         except AssertionError as error:
             yield f"block: {error}"
         waiting = self._task(self.their_waiting_task)["state"]
