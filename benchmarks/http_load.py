@@ -21,15 +21,25 @@ class Connection:
     async def request(self, head: bytes, body: bytes = b"") -> tuple[int, bytes]:
         """Send a request, and return its status and body."""
         self._writer.write(head + body)
-        answer = await self._reader.readuntil(b"\r\n\r\n")
-        status = int(answer[9:12])
-        lower = answer.lower()
-        start = lower.index(b"content-length:") + 15
-        length = int(lower[start : lower.index(b"\r", start)])
-        return status, await self._reader.readexactly(length)
+        answer, content = await read_answer(self._reader)
+        return int(answer[9:12]), content
 
     def close(self) -> None:
         self._writer.close()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Read an answer, whole or in chunks; return its head in lower case, and its body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    start = head.find(b"content-length:")
+    if start >= 0:
+        length = int(head[start + 15 : head.index(b"\r", start)])
+        return head, await reader.readexactly(length)
+    body = bytearray()
+    while size := int(await reader.readline(), 16):
+        body += (await reader.readexactly(size + 2))[:size]
+    await reader.readexactly(2)
+    return head, bytes(body)
 
 
 class Client:

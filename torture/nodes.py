@@ -24,12 +24,10 @@ from torture.service import (
     Sandbox,
     come_to_rest,
     is_ready,
-    limit_of,
     new_sandbox,
     report,
     until,
 )
-from torture.service_audit import look
 from torture.service_load import TaskServer, callers, dismiss
 
 NODES = 2
@@ -150,7 +148,6 @@ async def torture_fleet(
     The trouble is told whether its number is odd.
     """
     task_server = TaskServer()
-    started = time.monotonic()
     async with running_endpoint(task_server.answer) as endpoint:
         sandbox.write_settings(endpoint.url, rounds=rounds + 1)
         fleet = Fleet(sandbox)
@@ -167,10 +164,7 @@ async def torture_fleet(
             findings.exit_code = await fleet.drain()
         finally:
             fleet.kill()
-    executions = [*task_server.executions, *sandbox.traced()]
-    findings.executions = len(executions)
-    findings.remains = await look(sandbox.store(), findings.memory, executions, limit_of)
-    findings.seconds = time.monotonic() - started
+    await findings.look(sandbox, task_server)
 
 
 async def torture(sandbox: Sandbox, *, falls: int, seed: int) -> NodeFindings:

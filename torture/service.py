@@ -60,6 +60,7 @@ class Findings:
     remains: Remains = field(default_factory=Remains)
     executions: int = 0
     exit_code: int = 0
+    started: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
 
     def is_right(self, kills: int) -> bool:
@@ -67,6 +68,15 @@ class Findings:
         is_enough = sum(self.kills.values()) >= kills and self.executions > kills
         has_faults = self.exit_code != 0 or INTERNAL_ERROR in self.memory.statuses
         return is_enough and not has_faults and self.remains.is_right()
+
+    async def look(self, sandbox: Sandbox, task_server: TaskServer) -> None:
+        """Look at what a service has left that runs no longer."""
+        executions = [*task_server.executions, *sandbox.traced()]
+        self.executions = len(executions)
+        outside = await sandbox.ledger()
+        store = sandbox.store()
+        self.remains = await look(store, self.memory, executions, limit_of, outside=outside)
+        self.seconds = time.monotonic() - self.started
 
 
 class Sandbox:
@@ -154,7 +164,7 @@ async def torture(
     """Kill a service under load, let it come to rest, and look at what it left."""
     findings, task_server = Findings(), TaskServer()
     findings.memory.brings_estimates = brings_estimates
-    source, started = random.Random(seed), time.monotonic()
+    source = random.Random(seed)
     async with running_endpoint(task_server.answer) as endpoint:
         sandbox.write_settings(endpoint.url, rounds=kills // KILLS_PER_ROUND + 2)
         port = free_port()
@@ -175,12 +185,7 @@ async def torture(
         finally:
             await dismiss(clients)
             service.kill()
-    executions = [*task_server.executions, *sandbox.traced()]
-    findings.executions = len(executions)
-    findings.remains = await look(
-        sandbox.store(), findings.memory, executions, limit_of, outside=await sandbox.ledger()
-    )
-    findings.seconds = time.monotonic() - started
+    await findings.look(sandbox, task_server)
     return findings
 
 

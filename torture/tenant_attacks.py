@@ -20,6 +20,7 @@ from contextlib import asynccontextmanager
 from enum import StrEnum
 
 import msgspec
+from benchmarks.http_load import read_answer
 
 NICENESS = 19
 """An attacker has processors of its own; here it takes those of the service only while idle."""
@@ -559,10 +560,8 @@ class Session:
             await asyncio.sleep(PART_SECONDS)
         self._writer.write(content[(parts - 1) * size :])
         async with asyncio.timeout(ANSWER_SECONDS):
-            head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-            status = int(head[9:12])
-            start = head.index(b"content-length:") + 15
-            text = await self._reader.readexactly(int(head[start : head.index(b"\r", start)]))
+            head, text = await read_answer(self._reader)
+        status = int(head[9:12])
         self._attacker.heard(path, status, text)
         if b"connection: close" in head:
             raise EOFError

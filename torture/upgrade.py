@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import os
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -37,11 +36,9 @@ from torture.service import (
     Sandbox,
     come_to_rest,
     is_ready,
-    limit_of,
     new_sandbox,
     report,
 )
-from torture.service_audit import look
 from torture.service_load import TaskServer, callers, dismiss, settings
 
 WORK_SECONDS = 4.0
@@ -158,7 +155,6 @@ class UpgradeFindings(Findings):
 async def upgrade(sandbox: Sandbox, sources: Path, *, seed: int, seconds: float) -> UpgradeFindings:
     """Replace the nodes one after the other under load, and look at what is left."""
     findings, task_server = UpgradeFindings(), TaskServer()
-    started = time.monotonic()
     async with AsyncExitStack() as servers:
         endpoint = await servers.enter_async_context(running_endpoint(task_server.answer))
         text = settings(
@@ -199,10 +195,7 @@ async def upgrade(sandbox: Sandbox, sources: Path, *, seed: int, seconds: float)
             findings.exit_code |= await fleet.drain()
         finally:
             fleet.kill()
-    executions = [*task_server.executions, *sandbox.traced()]
-    findings.executions = len(executions)
-    findings.remains = await look(sandbox.store(), findings.memory, executions, limit_of)
-    findings.seconds = time.monotonic() - started
+    await findings.look(sandbox, task_server)
     return findings
 
 
