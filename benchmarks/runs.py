@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,7 +91,10 @@ class Place:
             problem = f"a run of {steps} steps ended with {process.returncode}: {told.read_text()}"
             raise RuntimeError(problem)
         report = json.loads(printed.read_text())
-        rate = steps / (report["ended_at"] - report["began_at"])
+        began_at, ended_at = (
+            datetime.fromisoformat(report[name]) for name in ("began_at", "ended_at")
+        )
+        rate = steps / (ended_at - began_at).total_seconds()
         return Ran(rate, seconds, used, peak)
 
     def traced_bytes(self, steps: int) -> int:

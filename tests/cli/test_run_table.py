@@ -99,7 +99,8 @@ def test_what_a_step_wrote_cannot_move_the_cursor(capsys: pytest.CaptureFixture[
 def test_json_is_one_document_with_the_exit_code_and_the_way_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ended = report(failed(3), state=RunState.FAILED, counts={"done": 1, "failed": 1})
+    counts = {"done": 1, "failed": 1}
+    ended = report(failed(3), state=RunState.FAILED, counts=counts, ended_at=BEGAN_AT + 2.5)
     print_json_end(ended, FOLDER, exit_code=1, resume=RESUME)
     found = json.loads(capsys.readouterr().out)
     assert found["state"] == "failed"
@@ -108,6 +109,9 @@ def test_json_is_one_document_with_the_exit_code_and_the_way_on(
     assert found["folder"] == str(FOLDER)
     assert found["steps"][0]["counts"] == {"done": 1, "failed": 1}
     assert found["rows"][0]["task"]["error"] == "exit code 3: no such page"
+    assert found["began_at"] == found["rows"][0]["task"]["started_at"] == "2027-01-15T08:00:00Z"
+    assert found["ended_at"] == "2027-01-15T08:00:02.500000Z"
+    assert found["rows"][0]["task"]["completed_at"] == "2027-01-15T08:00:02Z"
 
 
 def test_a_failure_that_was_booked_as_assumed_says_what_to_write_if_it_was_free() -> None:

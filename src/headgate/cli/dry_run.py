@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from headgate.cli.main import EXIT_EXHAUSTED, EXIT_FAILED
-from headgate.cli.output import print_json, print_table
+from headgate.cli.output import print_json, print_table, run_json
 from headgate.cli.run_progress import limited_or_used, money_text
 from headgate.cli.run_session import found_address, own_output, read_source
 from headgate.config import settings_file
@@ -66,7 +66,7 @@ def print_dry_run(file: Path, options: RunOptions, *, as_json: bool) -> int:
         hold=hold,
     )
     if as_json:
-        print_json(as_keys(found))
+        print_json(run_json(as_keys(found)))
     else:
         print_order(found)
         for line in dry_lines(found):

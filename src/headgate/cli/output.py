@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import islice
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 import msgspec
@@ -57,6 +57,32 @@ def print_json_lines(values: Iterable[object]) -> None:
     """Write each value as one line of JSON."""
     for value in values:
         click.echo(msgspec.json.encode(value))
+
+
+_RUN_TIMES = frozenset(
+    ("began_at", "ended_at", "created_at", "started_at", "completed_at", "as_of")
+)
+
+
+def run_json(value: object) -> Any:  # noqa: ANN401 - any JSON
+    """Return what is known of a run as JSON values, with times as other commands write them.
+
+    A run keeps Unix seconds; its folder must not change for that.
+    """
+    return _with_times(msgspec.to_builtins(value))
+
+
+def _with_times(value: Any) -> Any:  # noqa: ANN401 - any JSON
+    if isinstance(value, list | tuple):
+        return [_with_times(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: moment_of(one)
+        if name in _RUN_TIMES and isinstance(one, int | float)
+        else _with_times(one)
+        for name, one in value.items()
+    }
 
 
 def print_table(

@@ -33,6 +33,7 @@ from headgate.cli.output import (
     moment_of,
     print_json,
     print_table,
+    run_json,
 )
 from headgate.core.budgets.scopes import Scope, leaf_kind
 from headgate.core.money import format_usd
@@ -680,7 +681,7 @@ def print_json_end(
 ) -> None:
     """Write the report as one JSON document, with what a program needs to go on."""
     further = {"folder": str(folder), "exit_code": exit_code, "resume": resume, "raise": raising}
-    print_json({**msgspec.structs.asdict(report), **further}, file=file)
+    print_json(run_json({**msgspec.structs.asdict(report), **further}), file=file)
 
 
 def print_steps(report: RunReport, *, file: TextIO | None = None) -> None:

@@ -10,7 +10,7 @@ import click
 
 from headgate.cli.connection import default_directory, json_option
 from headgate.cli.main import EXIT_FAILED
-from headgate.cli.output import is_terminal, print_json, print_json_lines, print_tables
+from headgate.cli.output import is_terminal, print_json, print_json_lines, print_tables, run_json
 from headgate.core.text import printable
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def runs(context: click.Context, /, *, limit: int, data: Path | None, as_json: b
     found = list_runs(_directory(data))
     shown = counted(_directory(data), found[:limit])
     if as_json:
-        print_json_lines(shown)
+        print_json_lines(map(run_json, shown))
         return
     print_tables("Runs", HEADER, map(_row, shown), empty="No runs", whole=("run",))
     if len(found) > limit:
@@ -113,7 +113,7 @@ def show(*, name: str, is_all: bool, data: Path | None, as_json: bool) -> None:
     directory = _directory(data)
     found = show_run(directory, name, every_row=is_all)
     if as_json:
-        print_json(_keys(found, directory))
+        print_json(run_json(_keys(found, directory)))
     else:
         _print(found, directory, is_all=is_all)
 
