@@ -33,6 +33,7 @@ def test_every_commit_is_on_disk_before_it_is_answered(tmp_path: Path) -> None:
     transaction = database.begin()
     assert transaction.read("PRAGMA journal_mode") == [("wal",)]
     assert transaction.read("PRAGMA synchronous") == [(2,)]
+    assert transaction.read("PRAGMA fullfsync") == [(1,)]
     database.close()
 
 

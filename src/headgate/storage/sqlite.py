@@ -370,6 +370,8 @@ class SqliteDatabase:
             problem = f"{self._path} cannot be used in WAL mode; use a disk of this machine"
             raise LedgerUnavailableError(problem)
         connection.pragma("synchronous", "full")
+        # Without it, a disk of macOS may have a commit in its own cache only; others ignore it.
+        connection.pragma("fullfsync", 1)
         connection.pragma("cache_size", -CACHE_KIBIBYTES)
         connection.wal_autocheckpoint(CHECKPOINT_PAGES)
         connection.pragma("journal_size_limit", MAX_LOG_BYTES)
