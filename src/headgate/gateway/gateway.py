@@ -1981,8 +1981,7 @@ class Gateway:
             size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else 0
             self._lose(asked, live, str(error), answer_bytes=size)
             raise _Refusal(Failure.UPSTREAM_FAILED, str(error)) from None
-        if asked.protocol is Protocol.RESPONSES:
-            self._note_stored(asked, live, body)
+        self._note_stored(asked, live, body)
         if len(body) > LARGE_ANSWER_BYTES:
             reported, is_all = await asyncio.to_thread(reported_in, body, texts)
         else:
