@@ -29,6 +29,7 @@ import httptools
 
 from headgate.errors import HeadgateError, InvalidFieldError, InvalidSettingError
 
+from headgate.providers.http_headers import FRAMING_HEADERS
 MAX_UNREAD_BYTES = 256 * 1024
 """Reading stops while so much of an answer waits for the caller."""
 PIECE_COST_BYTES = 64
@@ -50,26 +51,16 @@ _LONGEST_CACHED_PATH = 256
 _BODILESS_METHODS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # They belong to one connection, and so to this one: they are made here, or not sent at all.
-_OWN_HEADERS = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"expect",
-        b"host",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
+_OWN_HEADERS = frozenset(name.encode() for name in FRAMING_HEADERS)
 _VERSIONS = ("1.1", "1.0")
 _FIRST_INTERIM = 100
 _SWITCHING_PROTOCOLS = 101
 _FIRST_FINAL = 200
 _FRAMING_HEADERS = frozenset({b"content-length", b"keep-alive", b"transfer-encoding"})
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"(?:^|[,\s])timeout=(\d{1,6})")
+_NO_SUCH_NETWORK = frozenset((errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH))
+_NAME_MISMATCHES = frozenset((62, 64))
+"""How OpenSSL says that a certificate is for another name, or for another address."""
 KEEP_ALIVE_MARGIN_SECONDS = 1.0
 """A connection is given up so long before the upstream said that it closes it."""
 
