@@ -642,9 +642,7 @@ async def test_a_connection_that_is_not_made_in_time_was_sent_nothing() -> None:
     # Nobody answers the hello of TLS.
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        context = ssl.create_default_context()
-        url = f"https://127.0.0.1:{port}"
-        pool = UpstreamPool(url, connect_seconds=0.05, ssl_context=context)
+        pool = UpstreamPool(f"https://127.0.0.1:{port}", connect_seconds=0.05)
         with pytest.raises(NotSentError):
             await asked(pool)
         assert (pool.in_use, pool.idle) == (0, 0)
@@ -922,9 +920,9 @@ def server_context(certificate: Path) -> ssl.SSLContext:
 @pytest.fixture
 def trusts_certificate(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    connection_pool._trusted.cache_clear()
+    connection_pool.trusted_context.cache_clear()
     yield
-    connection_pool._trusted.cache_clear()
+    connection_pool.trusted_context.cache_clear()
 
 
 @LOOPS

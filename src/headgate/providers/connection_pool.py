@@ -584,7 +584,6 @@ class UpstreamPool:
         read_seconds: float = 300.0,
         race_seconds: float = RACE_SECONDS,
         max_head_bytes: int = 64 * 1024,
-        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.address, is_tls, authority, self._path = _read_base_url(base_url)
         """Host and port."""
@@ -602,7 +601,7 @@ class UpstreamPool:
         At other times this process was busy, and the upstream no further away.
         """
 
-        self._ssl_context = (ssl_context or _trusted()) if is_tls else None
+        self._ssl_context = trusted_context() if is_tls else None
         self._open: set[_Connection] = set()
         self._idle: list[_Connection] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -815,7 +814,7 @@ async def _connected_socket(
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def trusted_context() -> ssl.SSLContext:
     """Read the certificates that are trusted, once: it takes a while, and a megabyte."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])

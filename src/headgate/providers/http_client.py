@@ -33,6 +33,7 @@ from headgate.providers.connection_pool import (
     UpstreamError,
     UpstreamPool,
     UpstreamResponse,
+    trusted_context,
 )
 from headgate.providers.content_coding import (
     ACCEPT_ENCODING,
@@ -153,7 +154,6 @@ class _PooledTransport:
         pools = self._pools
         pool = pools.get(origin)
         if pool is None:
-            is_tls = origin.startswith("https:")
             pool = pools[origin] = UpstreamPool(
                 origin,
                 max_idle=self._max_connections,
@@ -163,7 +163,6 @@ class _PooledTransport:
                 read_seconds=math.inf,
                 # Nobody knows what it does to run a task twice, so what was sent is not sent again.
                 race_seconds=-math.inf,
-                ssl_context=_trusted() if is_tls else None,
             )
         pools.move_to_end(origin)
         if len(pools) > 1 and not pool.idle:
@@ -251,7 +250,7 @@ class _ProxyTransport:
                 keepalive_expiry=KEEPALIVE_SECONDS,
             ),
             proxy=proxy,
-            verify=_trusted(),
+            verify=trusted_context(),
         )
         # The transport takes no network of ours, and its pools do.
         self._transport._pool._network_backend = BoundedNetwork()
@@ -446,14 +445,6 @@ class BoundedNetwork(httpcore2.AnyIOBackend):
         return BoundedStream(
             await super().connect_tcp(host, port, timeout, local_address, socket_options)
         )
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Read the certificates that are trusted, once: it takes a while, and a megabyte."""
-    context = httpx2.create_ssl_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def explained(error: Exception) -> str:
