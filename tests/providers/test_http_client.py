@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -369,6 +369,27 @@ async def test_certificates_of_both_variables_are_trusted(server_context: ssl.SS
     async with running_endpoint(context=server_context) as endpoint:
         await asked(client, f"https://127.0.0.1:{endpoint.port}")
         await client.close()
+
+
+@pytest.mark.usefixtures("trusts_folder")
+async def test_errors_of_a_certificate_name_no_host_through_a_proxy_either(
+    server_context: ssl.SSLContext,
+) -> None:
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await writer.drain()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.start_tls(server_context)
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    with closing(server):
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = HttpClient(max_connections=1, connect_timeout_seconds=5.0, proxy=proxy)
+        with pytest.raises(httpx2.ConnectError) as caught:
+            await client.send("GET", "https://secret.test/", {})
+        await client.close()
+    assert str(caught.value) == "its certificate is for another name"
 
 
 async def test_a_name_in_other_letters_and_a_user_go_where_they_belong() -> None:

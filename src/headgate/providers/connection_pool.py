@@ -713,7 +713,7 @@ class UpstreamPool:
                     connection.abort()
                     raise
         except (OSError, UnicodeError) as error:
-            line = _why_not_connected(error)
+            line = why_not_connected(error)
             # The system has a time limit of its own, and its error a number.
             if isinstance(error, TimeoutError) and error.errno is None:
                 line = f"no connection within {self._connect_seconds:g} seconds"
@@ -889,7 +889,8 @@ def _checked(name: bytes) -> bytes:
     return b"" if name.lower() in _OWN_HEADERS else b"\r\n%b: " % name
 
 
-def _why_not_connected(error: OSError | UnicodeError) -> str:
+def why_not_connected(error: OSError | UnicodeError) -> str:
+    """Return the reason of a failed connect, which names no host."""
     if isinstance(error, ssl.SSLCertVerificationError):
         # What OpenSSL says of these two names the host.
         if error.verify_code in _NAME_MISMATCHES:

@@ -34,6 +34,7 @@ from headgate.providers.connection_pool import (
     UpstreamPool,
     UpstreamResponse,
     trusted_context,
+    why_not_connected,
 )
 from headgate.providers.content_coding import (
     ACCEPT_ENCODING,
@@ -263,7 +264,13 @@ class _ProxyTransport:
         request = httpx2.Request(
             method, url, headers=headers, content=content, extensions=self._extensions
         )
-        return await self._transport.handle_async_request(request)
+        try:
+            return await self._transport.handle_async_request(request)
+        except httpx2.ConnectError as error:
+            found = error.__cause__.args[:1] if error.__cause__ is not None else ()
+            if found and isinstance(found[0], ssl.SSLError):
+                raise httpx2.ConnectError(why_not_connected(found[0])) from error
+            raise
 
     async def close(self) -> None:
         await self._transport.aclose()
