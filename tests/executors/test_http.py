@@ -528,6 +528,10 @@ TARGETS: list[tuple[HttpTarget, str, str]] = [
     (HttpTarget(url="http://h", headers={"A": "{env.NL}"}), "targets.it.headers.A", "ASCII"),
     (HttpTarget(url="http://h", headers={"X-Agent-ID": "a"}), "targets.it.headers.X-Agent-ID", ""),
     (HttpTarget(url="http://h", headers={"Host": "a"}), "targets.it.headers.Host", "leave it out"),
+    *[
+        (HttpTarget(url="http://h", headers={name: "x"}), f"targets.it.headers.{name}", "leave it")
+        for name in ("Expect", "Keep-Alive", "Proxy-Connection", "TE", "Trailer", "Upgrade")
+    ],
     (HttpTarget(url="http://h", proxy="{env.NL}"), "targets.it.proxy", "http"),
     (HttpTarget(url="http://h", proxy="socks5://h"), "targets.it.proxy", "http"),
 ]

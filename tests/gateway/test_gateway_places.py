@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from executors.endpoint import Endpoint, reply, running_endpoint
 from gateway.billing_upstream import Plan, Request
 from gateway.gateway_service import (
     CHAT,
@@ -23,7 +25,14 @@ from gateway.test_task_calls import claim, submit
 from headgate.core.call import CallRecord, CallState
 from headgate.core.gates import GatePart
 from headgate.engine.call_registry import KeptPlaces
-from headgate.gateway.relay import HandoverReader, LeaderRelay, LostPlaces, Place, as_comment
+from headgate.gateway.relay import (
+    MAX_NODES,
+    HandoverReader,
+    LeaderRelay,
+    LostPlaces,
+    Place,
+    as_comment,
+)
 
 BUDGET = """
 [gateway]
@@ -259,6 +268,28 @@ def test_only_what_may_be_a_place_is_kept_back() -> None:
     assert reader.feed(b"waits") == b": waits"
     comment = as_comment(b"call-" + b"1" * 2_000)
     assert reader.feed(b"\n\n" + comment) == b"\n\n" + comment, "no place is that long"
+
+
+async def test_a_relay_lets_go_of_the_node_that_it_has_not_asked_for_longest() -> None:
+    relay = LeaderRelay(lambda: "")
+
+    async def ask(node: Endpoint) -> None:
+        sending = relay.send(node.url, "POST", "/", (), b"", mark=b"", place=b"")
+        with await sending as response:
+            assert await response.read_all(100) == b"{}"
+
+    async with asyncio.timeout(10), AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(running_endpoint()) for _ in range(MAX_NODES + 1)]
+        busy, used, oldest, *others = nodes
+        busy.answer = reply(200, b"{}")[:-1]
+        with await relay.send(busy.url, "POST", "/", (), b"", mark=b"", place=b""):
+            for node in (used, oldest, used, *others):
+                await ask(node)
+            assert relay._pools.keys() == {node.url for node in nodes} - {oldest.url}
+            await oldest.left.wait()
+            await ask(used)
+            assert used.connections == 1
+        await relay.close()
 
 
 async def test_a_relay_that_is_closed_has_no_watch_left() -> None:

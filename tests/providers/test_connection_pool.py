@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import select
 import socket
@@ -654,9 +655,7 @@ async def test_a_connection_that_is_not_made_in_time_was_sent_nothing() -> None:
     # Nobody answers the hello of TLS.
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        context = ssl.create_default_context()
-        url = f"https://127.0.0.1:{port}"
-        pool = UpstreamPool(url, connect_seconds=0.05, ssl_context=context)
+        pool = UpstreamPool(f"https://127.0.0.1:{port}", connect_seconds=0.05)
         with pytest.raises(NotSentError):
             await asked(pool)
         assert (pool.in_use, pool.idle) == (0, 0)
@@ -851,7 +850,7 @@ async def test_a_request_that_is_cancelled_ends_its_connection() -> None:
 async def test_a_request_that_is_cancelled_when_its_connection_was_just_made_ends_it() -> None:
     async with pool_of(HELLO) as (pool, endpoint):
         asking = asyncio.ensure_future(asked(pool))
-        while not pool.in_use:
+        while not pool.in_use:  # noqa: ASYNC110
             await asyncio.sleep(0)
         asking.cancel()
         await asyncio.wait([asking])
@@ -934,9 +933,9 @@ def server_context(certificate: Path) -> ssl.SSLContext:
 @pytest.fixture
 def trusts_certificate(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    connection_pool._trusted.cache_clear()
+    connection_pool.trusted_context.cache_clear()
     yield
-    connection_pool._trusted.cache_clear()
+    connection_pool.trusted_context.cache_clear()
 
 
 @LOOPS
@@ -994,6 +993,21 @@ def test_a_certificate_that_nobody_vouches_for_is_sent_nothing(
         async with running_endpoint(HELLO, context=server_context) as endpoint:
             with pytest.raises(NotSentError, match="certificate"):
                 await asked(UpstreamPool(f"https://127.0.0.1:{endpoint.port}"))
+            assert endpoint.seen == []
+
+    run(ask())
+
+
+@LOOPS
+@pytest.mark.usefixtures("trusts_certificate")
+def test_an_error_does_not_say_which_name_a_certificate_lacks(
+    run: Run, server_context: ssl.SSLContext
+) -> None:
+    async def ask() -> None:
+        async with running_endpoint(HELLO, context=server_context) as endpoint:
+            with pytest.raises(NotSentError) as caught:
+                await asked(UpstreamPool(f"https://localhost:{endpoint.port}"))
+            assert caught.value.problem == "its certificate is for another name"
             assert endpoint.seen == []
 
     run(ask())
@@ -1107,6 +1121,33 @@ async def test_an_address_that_refuses_is_followed_by_the_next_at_once(
         pool._idle.pop().abort()
         with pytest.raises(NotSentError, match="refuses connections"):
             await asked(pool)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_network_that_is_not_there_is_no_reason_where_another_address_has_one(
+    monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    async def looked_up(*_: object, **__: object) -> list[Any]:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        # No connection leads to a group.
+        found = [(*kind, ("224.0.0.1", 80)), (*kind, ("127.0.0.1", free_port()))]
+        return found if is_first else found[::-1]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", looked_up)
+    with pytest.raises(NotSentError, match="refuses connections"):
+        await asked(UpstreamPool("http://two.test"))
+
+
+async def test_a_time_limit_of_the_system_is_not_taken_for_that_of_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def in_vain(*_: object) -> None:
+        raise TimeoutError(errno.ETIMEDOUT, "Connect call failed ('127.0.0.1', 80)")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", in_vain)
+    with pytest.raises(NotSentError) as caught:
+        await asked(UpstreamPool("http://127.0.0.1"))
+    assert caught.value.problem == "no connection (Connection timed out)"
 
 
 async def connected() -> tuple[UpstreamPool, connection_pool._Connection, Wire]:

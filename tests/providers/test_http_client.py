@@ -6,21 +6,27 @@ import asyncio
 import gzip
 import os
 import socket
+import ssl
+import subprocess
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from executors.endpoint import free_port, reply, running_endpoint
+from headgate.providers import connection_pool
 from headgate.providers.content_coding import ContentCodingError
 from headgate.providers.http_client import HttpClient, read_body, read_error_body
-from providers.test_connection_pool import on_both_loops
+from providers.test_connection_pool import certificate, on_both_loops, server_context
+
+__all__ = ["certificate", "server_context"]
 
 MIB = 1 << 20
 gzipped = partial(gzip.compress, mtime=0)
@@ -342,6 +348,48 @@ async def test_a_request_of_which_a_part_was_sent_cost_nothing() -> None:
             with pytest.raises(httpx2.ConnectError):
                 await client.send("POST", url, {}, bytes(64 * MIB))
             await client.close()
+
+
+@pytest.fixture
+def trusts_folder(
+    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Trust the certificate beside that of SSL_CERT_FILE, which all tests have set."""
+    said = subprocess.check_output(["openssl", "x509", "-hash", "-noout", "-in", certificate])
+    (tmp_path / f"{said.decode().strip()}.0").symlink_to(certificate)
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
+    connection_pool.trusted_context.cache_clear()
+    yield
+    connection_pool.trusted_context.cache_clear()
+
+
+@pytest.mark.usefixtures("trusts_folder")
+async def test_certificates_of_both_variables_are_trusted(server_context: ssl.SSLContext) -> None:
+    client = HttpClient(max_connections=1, connect_timeout_seconds=5.0)
+    async with running_endpoint(context=server_context) as endpoint:
+        await asked(client, f"https://127.0.0.1:{endpoint.port}")
+        await client.close()
+
+
+@pytest.mark.usefixtures("trusts_folder")
+async def test_errors_of_a_certificate_name_no_host_through_a_proxy_either(
+    server_context: ssl.SSLContext,
+) -> None:
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await writer.drain()
+        with suppress(ConnectionError, ssl.SSLError):
+            await writer.start_tls(server_context)
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    with closing(server):
+        proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = HttpClient(max_connections=1, connect_timeout_seconds=5.0, proxy=proxy)
+        with pytest.raises(httpx2.ConnectError) as caught:
+            await client.send("GET", "https://secret.test/", {})
+        await client.close()
+    assert str(caught.value) == "its certificate is for another name"
 
 
 async def test_a_name_in_other_letters_and_a_user_go_where_they_belong() -> None:

@@ -342,6 +342,11 @@ def test_a_model_with_its_provider_has_the_price_of_the_model_alone() -> None:
     assert prices.cost("openai/gpt-5", input_tokens=1_000_000, output_tokens=0).usd == 3
 
 
+def test_costs_of_many_outputs_refuse_what_the_cost_of_one_refuses() -> None:
+    with pytest.raises(InvalidAmountError):
+        PriceList().plain_costs("gpt-5", input_tokens=1, output_tokens=[5, -5])
+
+
 def test_overrides_change_while_the_list_is_in_use() -> None:
     prices = PriceList({"mine": price(1)})
     assert (prices.is_known("mine"), prices.is_known("yours")) == (True, False)

@@ -2120,8 +2120,7 @@ class Gateway:
             is_full = isinstance(error, LimitReachedError)
             failure = Failure.UNAVAILABLE if is_full else Failure.UPSTREAM_FAILED
             raise _Refusal(failure, str(error)) from None
-        if asked.protocol is Protocol.RESPONSES:
-            self._note_stored(asked, live, body)
+        self._note_stored(asked, live, body)
         if len(body) > LARGE_ANSWER_BYTES:
             reported, is_all = await asyncio.to_thread(reported_in, body, texts)
         else:

@@ -207,7 +207,7 @@ class LeaderRelay:
 
     def __init__(self, leader_address: Callable[[], str]) -> None:
         self._leader_address = leader_address
-        self._pools: dict[str, UpstreamPool] = {}
+        self._pools: OrderedDict[str, UpstreamPool] = OrderedDict()
         self._relayed: dict[str, set[asyncio.Future[None]]] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._unreached = ""
@@ -287,17 +287,29 @@ class LeaderRelay:
             await pool.close()
 
     def _pool(self, address: str) -> UpstreamPool:
-        pool = self._pools.get(address)
+        pools = self._pools
+        pool = pools.get(address)
         if pool is None:
-            if len(self._pools) >= MAX_NODES:
-                del self._pools[next(iter(self._pools))]
-            pool = self._pools[address] = UpstreamPool(
+            self._make_room()
+            pool = pools[address] = UpstreamPool(
                 address,
                 connect_seconds=CONNECT_SECONDS,
                 response_seconds=READ_SECONDS,
                 read_seconds=READ_SECONDS,
             )
+        pools.move_to_end(address)
         return pool
+
+    def _make_room(self) -> None:
+        """Let go of the node that was not asked for longest, unless all have calls under way."""
+        if len(self._pools) < MAX_NODES:
+            return
+        for address, pool in self._pools.items():
+            if not pool.in_use:
+                while pool.idle:
+                    pool.drop_idle()
+                del self._pools[address]
+                return
 
 
 def relayed_headers(response: UpstreamResponse) -> list[tuple[bytes, bytes]]:

@@ -2,10 +2,9 @@
 
 The parser is llhttp and every connection a protocol of the event loop, since a call through the
 gateway or a task of an HTTP target may cost a few hundred microseconds in all. Two rules hold
-throughout. Whatever an upstream
-sends is bounded, and nothing is read ahead of the caller beyond a small buffer. Every error says
-whether the request may have reached the upstream, because somebody may have to pay for it; it names
-host and port, and never a header, which may be a key.
+throughout. Whatever an upstream sends is bounded, and nothing is read ahead of the caller beyond a
+small buffer. Every error says whether the request may have reached the upstream, because somebody
+may have to pay for it; it names host and port, and never a header, which may be a key.
 
 Redirects are not followed, upgrades refused, content codings left as they are.
 """
@@ -13,7 +12,9 @@ Redirects are not followed, upgrades refused, content codings left as they are.
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
+import os
 import re
 import select
 import socket
@@ -28,6 +29,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from headgate.errors import HeadgateError, InvalidFieldError, InvalidSettingError
+from headgate.providers.http_headers import FRAMING_HEADERS
 
 MAX_UNREAD_BYTES = 256 * 1024
 """Reading stops while so much of an answer waits for the caller."""
@@ -54,25 +56,15 @@ _LONGEST_CACHED_PATH = 256
 _BODILESS_METHODS = ("GET", "HEAD", "DELETE", "OPTIONS")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # They belong to one connection, and so to this one: they are made here, or not sent at all.
-_OWN_HEADERS = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"expect",
-        b"host",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
+_OWN_HEADERS = frozenset(name.encode() for name in FRAMING_HEADERS)
 _VERSIONS = ("1.1", "1.0")
 _FIRST_INTERIM = 100
 _SWITCHING_PROTOCOLS = 101
 _FIRST_FINAL = 200
 _FRAMING_HEADERS = frozenset({b"content-length", b"keep-alive", b"transfer-encoding"})
+_NO_SUCH_NETWORK = frozenset((errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH))
+_NAME_MISMATCHES = frozenset((62, 64))
+"""How OpenSSL says that a certificate is for another name, or for another address."""
 _KEEP_ALIVE_TIMEOUT = re.compile(rb"(?:^|[,\s])timeout=(\d{1,6})")
 KEEP_ALIVE_MARGIN_SECONDS = 1.0
 """A connection is given up so long before the upstream said that it closes it."""
@@ -602,7 +594,6 @@ class UpstreamPool:
         read_seconds: float = 300.0,
         race_seconds: float = RACE_SECONDS,
         max_head_bytes: int = 64 * 1024,
-        ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self.address, is_tls, authority, self._path = _read_base_url(base_url)
         """Host and port."""
@@ -620,7 +611,7 @@ class UpstreamPool:
         At other times this process was busy, and the upstream no further away.
         """
 
-        self._ssl_context = (ssl_context or _trusted()) if is_tls else None
+        self._ssl_context = trusted_context() if is_tls else None
         self._open: set[_Connection] = set()
         self._idle: list[_Connection] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -738,11 +729,12 @@ class UpstreamPool:
                     # It may be made already, and uvloop does not tell it that it is closed then.
                     connection.abort()
                     raise
-        except TimeoutError as error:
-            line = f"no connection within {self._connect_seconds:g} seconds"
-            raise NotSentError(host, port, line) from error
         except (OSError, UnicodeError) as error:
-            raise NotSentError(host, port, _why_not_connected(error)) from error
+            line = why_not_connected(error)
+            # The system has a time limit of its own, and its error a number.
+            if isinstance(error, TimeoutError) and error.errno is None:
+                line = f"no connection within {self._connect_seconds:g} seconds"
+            raise NotSentError(host, port, line) from error
         self.round_trips_seconds = min(self.round_trips_seconds, loop.time() - started_at)
         return connection
 
@@ -809,7 +801,8 @@ async def _first_connected(
                 if (error := one.exception()) is None:
                     tries |= done - {one}
                     return one.result()
-                failure = failure or cast("OSError", error)
+                if failure is None or failure.errno in _NO_SUCH_NETWORK:
+                    failure = cast("OSError", error)
         raise failure or OSError("no address")
     finally:
         for one in tries:
@@ -841,7 +834,7 @@ async def _connected_socket(
 
 
 @cache
-def _trusted() -> ssl.SSLContext:
+def trusted_context() -> ssl.SSLContext:
     """Read the certificates that are trusted, once: it takes a while, and a megabyte."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
@@ -913,8 +906,12 @@ def _checked(name: bytes) -> bytes:
     return b"" if name.lower() in _OWN_HEADERS else b"\r\n%b: " % name
 
 
-def _why_not_connected(error: OSError | UnicodeError) -> str:
+def why_not_connected(error: OSError | UnicodeError) -> str:
+    """Return the reason of a failed connect, which names no host."""
     if isinstance(error, ssl.SSLCertVerificationError):
+        # What OpenSSL says of these two names the host.
+        if error.verify_code in _NAME_MISMATCHES:
+            return "its certificate is for another name"
         return f"its certificate is not trusted ({error.verify_message})"
     if isinstance(error, ssl.SSLError):
         return "TLS could not be agreed on"
@@ -922,4 +919,6 @@ def _why_not_connected(error: OSError | UnicodeError) -> str:
         return "its name could not be resolved"
     if isinstance(error, ConnectionRefusedError):
         return "it refuses connections"
-    return f"no connection ({type(error).__name__})"
+    # The error's own words name the address.
+    why = type(error).__name__ if error.errno is None else os.strerror(error.errno)
+    return f"no connection ({why})"

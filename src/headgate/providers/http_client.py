@@ -33,6 +33,8 @@ from headgate.providers.connection_pool import (
     UpstreamError,
     UpstreamPool,
     UpstreamResponse,
+    trusted_context,
+    why_not_connected,
 )
 from headgate.providers.content_coding import (
     ACCEPT_ENCODING,
@@ -153,7 +155,6 @@ class _PooledTransport:
         pools = self._pools
         pool = pools.get(origin)
         if pool is None:
-            is_tls = origin.startswith("https:")
             pool = pools[origin] = UpstreamPool(
                 origin,
                 max_idle=self._max_connections,
@@ -163,7 +164,6 @@ class _PooledTransport:
                 read_seconds=math.inf,
                 # Nobody knows what it does to run a task twice, so what was sent is not sent again.
                 race_seconds=-math.inf,
-                ssl_context=_trusted() if is_tls else None,
             )
         pools.move_to_end(origin)
         if len(pools) > 1 and not pool.idle:
@@ -251,7 +251,7 @@ class _ProxyTransport:
                 keepalive_expiry=KEEPALIVE_SECONDS,
             ),
             proxy=proxy,
-            verify=_trusted(),
+            verify=trusted_context(),
         )
         # The transport takes no network of ours, and its pools do.
         self._transport._pool._network_backend = BoundedNetwork()
@@ -264,7 +264,13 @@ class _ProxyTransport:
         request = httpx2.Request(
             method, url, headers=headers, content=content, extensions=self._extensions
         )
-        return await self._transport.handle_async_request(request)
+        try:
+            return await self._transport.handle_async_request(request)
+        except httpx2.ConnectError as error:
+            found = error.__cause__.args[:1] if error.__cause__ is not None else ()
+            if found and isinstance(found[0], ssl.SSLError):
+                raise httpx2.ConnectError(why_not_connected(found[0])) from error
+            raise
 
     async def close(self) -> None:
         await self._transport.aclose()
@@ -446,14 +452,6 @@ class BoundedNetwork(httpcore2.AnyIOBackend):
         return BoundedStream(
             await super().connect_tcp(host, port, timeout, local_address, socket_options)
         )
-
-
-@cache
-def _trusted() -> ssl.SSLContext:
-    """Read the certificates that are trusted, once: it takes a while, and a megabyte."""
-    context = httpx2.create_ssl_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
 
 
 def explained(error: Exception) -> str:

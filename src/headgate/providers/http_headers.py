@@ -13,8 +13,19 @@ HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 HEADER_VALUE = re.compile(r"(?:[!-~](?:[ \t!-~]*[!-~])?)?")
 SECRET_NAME = re.compile("authorization|cookie|key|password|secret|token", re.IGNORECASE)
 """Names under which one expects a secret, in headers as in queries."""
-FRAMING_HEADERS = ("connection", "content-length", "host", "transfer-encoding")
-"""Headers that frame a message, and are nobody's to choose."""
+FRAMING_HEADERS = (
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+)
+"""Headers that frame a message or belong to its connection, and are nobody's to choose."""
 
 
 def check_header_value(value: str, setting: str) -> None:

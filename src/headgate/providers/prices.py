@@ -311,7 +311,8 @@ class PriceList:
         self, model: str, *, input_tokens: int, output_tokens: Sequence[int]
     ) -> list[int]:
         """Price calls with one input, and with outputs of these lengths, in micro-dollars."""
-        is_plain = 0 <= input_tokens <= _MOST_PLAIN and max(output_tokens) <= _MOST_PLAIN
+        shortest, longest = min(output_tokens), max(output_tokens)
+        is_plain = 0 <= input_tokens <= _MOST_PLAIN and 0 <= shortest <= longest <= _MOST_PLAIN
         if not is_plain or self.has_own_costs:
             return [
                 self.cost(model, input_tokens=input_tokens, output_tokens=one).micro_usd
