@@ -323,7 +323,7 @@ async def test_what_was_learned_and_whose_responses_are_survive_a_restart(tmp_pa
 async def test_the_length_of_one_of_several_answers_survives_a_restart(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'headgate.db'}"
     usage = {"prompt_tokens": 10, "completion_tokens": 4_000, "total_tokens": 4_010}
-    held = []
+    held: list[int] = []
     for _ in range(2):
         async with gateway_service(tmp_path, store=store) as gateway:
             if not held:

@@ -218,7 +218,8 @@ async def test_a_request_without_a_length_is_not_told_to_lower_it(
 ) -> None:
     async with gateway_service(tmp_path, budget("0.0000001", f'reserve = "{mode}"')) as gateway:
         field = "max_output_tokens" if path == RESPONSES else "max_tokens"
-        answer = await gateway.ask(f"/p/a{path}", **{field: None})
+        length: dict[str, Any] = {field: None}
+        answer = await gateway.ask(f"/p/a{path}", **length)
         assert answer.status_code == 402, answer.text
         message = error_of(answer)["message"]
         assert f"set {field}" in message
@@ -226,7 +227,8 @@ async def test_a_request_without_a_length_is_not_told_to_lower_it(
         model = (await gateway.record(answer)).model
         window = PriceList().context_window(model)
         assert (f"sets none, so {window:,} tokens are reserved" in message) is (mode == "strict")
-        answer = await gateway.ask(f"/p/a{path}", **{field: 100})
+        length[field] = 100
+        answer = await gateway.ask(f"/p/a{path}", **length)
         assert "lower max_tokens" in error_of(answer)["message"]
 
 
