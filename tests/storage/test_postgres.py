@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,19 @@ def test_rows_are_looked_up_by_key_even_when_the_plan_was_made_for_an_empty_tabl
     assert "Seq Scan" not in plan
     assert "Index" in plan
     database.close()
+
+
+def test_a_connection_is_made_beside_thousands_of_others(postgres_url: str) -> None:
+    """`select` knows no descriptor from 1,024 on."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4_096), hard))
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1_100):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        database = PostgresDatabase(postgres_url)
+        opened.callback(database.close)
+        assert database.begin().read("SELECT 1", ()) == [(1,)]
 
 
 def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path) -> None:

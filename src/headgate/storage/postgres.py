@@ -558,11 +558,14 @@ def _asked_pid(connection: psycopg.Connection[Any]) -> int:
     """Ask which process answers; 0 if none does soon, because a pooler has none to give."""
     asked, ends_at = connection.pgconn, time.monotonic() + float(_PROBE_SECONDS)
     asked.send_query(b"SELECT pg_backend_pid()")
+    # Unlike `select` it takes any descriptor, of which connections of clients may have thousands.
+    watch = select.poll()
+    watch.register(asked.socket, select.POLLIN)
     found = 0
     while True:
         while asked.is_busy():
             left = ends_at - time.monotonic()
-            if left <= 0 or not select.select([asked.socket], [], [], left)[0]:
+            if left <= 0 or not watch.poll(left * 1_000):
                 raise InvalidSettingError("url", POOLED)
             asked.consume_input()
         result = asked.get_result()
