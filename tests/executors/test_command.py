@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import signal
@@ -540,15 +541,26 @@ async def test_no_pipe_outlives_its_attempt(
     assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
+@pytest.mark.parametrize("call", ["mkfifo", "open"])
 async def test_a_command_runs_where_there_can_be_no_pipe(
-    monkeypatch: pytest.MonkeyPatch, reports: asyncio.Queue[ProgressReport]
+    call: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reports: asyncio.Queue[ProgressReport],
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError
+    real = getattr(os, call)
 
-    monkeypatch.setattr(os, "mkfifo", refuse)
+    def refuse(path: Any, *arguments: Any, **fields: Any) -> Any:
+        # As when there is no descriptor left: nobody can look into the folder either.
+        if "headgate-progress" in str(path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, *arguments, **fields)
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, call, refuse)
     taking_reports.set(reports.put_nowait)
     script = "echo 0.5 > $HEADGATE_PROGRESS; echo $HEADGATE_PROGRESS"
     async with opened(shell(script), environ=PATH) as executor:
         assert result_of(await executor.execute(order()))["stdout"] == f"{os.devnull}\n"
     assert reports.empty()
+    assert os.listdir(tmp_path) == []  # noqa: PTH208

@@ -670,43 +670,38 @@ class ProgressPipe:
     Rule: it is held open for reading and writing, so nobody waits to open it or is told of its end.
     """
 
-    def __init__(self, folder: Path, hidden: Cleaner, *, is_shared: bool) -> None:
-        # In a folder that all may enter the name is what others do not know.
-        path = folder / secrets.token_hex(12)
+    def __init__(self, path: Path, descriptor: int, hidden: Cleaner) -> None:
         self.path = str(path)
-        self._folder = folder
+        self._descriptor = descriptor
         self._hidden = hidden
         self._rest = b""
-        os.mkfifo(path, 0o600)
-        if is_shared:
-            path.chmod(_ALL_WRITE)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._descriptor, self._read)
+        self._loop.add_reader(descriptor, self._read)
 
     @classmethod
     def opened(cls, mark: str, hidden: Cleaner, *, is_shared: bool) -> ProgressPipe | None:
         """Return the pipe of an attempt; None if nobody takes reports, or there can be no pipe."""
         if taking_reports.get() is None:
             return None
-        folder = pipe_folder(mark, is_shared=is_shared)
+        # In a folder that all may enter the name is what others do not know.
+        path = pipe_folder(mark, is_shared=is_shared) / secrets.token_hex(12)
         try:
-            folder.mkdir(mode=0o700)
+            path.parent.mkdir(mode=0o700)
+            os.mkfifo(path, 0o600)
             if is_shared:
-                folder.chmod(_ALL_ENTER)
-            return cls(folder, hidden, is_shared=is_shared)
+                path.chmod(_ALL_WRITE)
+                path.parent.chmod(_ALL_ENTER)
+            descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_pipe(path)
             return None
+        return cls(path, descriptor, hidden)
 
     def close(self) -> None:
         """Stop reading, and remove the pipe."""
         self._loop.remove_reader(self._descriptor)
         os.close(self._descriptor)
-        # What else a command puts here is removed at the next start: it may be a lot.
-        with suppress(OSError):
-            Path(self.path).unlink(missing_ok=True)
-            self._folder.rmdir()
+        _remove_pipe(Path(self.path))
 
     def _read(self) -> None:
         try:
@@ -718,6 +713,16 @@ class ProgressPipe:
         if newline:
             fraction, text = reported_in(whole.rstrip().rpartition(b"\n")[2][:MAX_LINE_BYTES])
             report_progress(fraction, self._hidden.cleaned(text))
+
+
+def _remove_pipe(path: Path) -> None:
+    """Remove a pipe and its folder, without a descriptor: there may be none left.
+
+    What else a command put there is removed at the next start of a service: it may be a lot.
+    """
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()
 
 
 class _ReportedLine(msgspec.Struct, frozen=True):
