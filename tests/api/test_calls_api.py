@@ -16,8 +16,10 @@ from executors.endpoint import reply_json, running_endpoint
 from headgate.api.app import App
 from headgate.app import Service, build_app, build_service
 from headgate.config import load_settings
+from headgate.core.budgets.ledger import Refused, Unit
+from headgate.core.budgets.scopes import Scope
 from headgate.core.call import CallRecord, CallState
-from headgate.core.estimates import Hold, given
+from headgate.core.estimates import NOTHING, Basis, Estimate, Hold, given
 from headgate.core.gates import GateClosure
 from headgate.engine.call_registry import CallDraft, CallEnd, Calls, LiveCall, Route
 from headgate.storage.call_rows import CallStore, EndedCall
@@ -73,10 +75,10 @@ class Gateway:
         await self.store.finish([EndedCall(record=record, share_tokens=70)])
         return record
 
-    def entered(self, **fields: Any) -> LiveCall:
+    def entered(self, tokens: Estimate = NOTHING, **fields: Any) -> LiveCall:
         """Let a call wait, or have its turn at once."""
         record = self.record(**fields)
-        hold = Hold(micro_usd=given(0), tokens=given(0))
+        hold = Hold(micro_usd=given(0), tokens=tokens)
         live = self.calls.enter(
             CallDraft(
                 record=record,
@@ -361,3 +363,37 @@ async def test_usage_counts_calls_by_their_key() -> None:
             ("work", 1, 0),
             ("spare", 1, 0),
         ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "is_hopeless"),
+    [
+        (given(400), False),
+        (given(401), True),
+        # Without its margin a learned amount fits when others have given back what they hold.
+        (Estimate(basis=Basis.LEARNED, amount=500, most=400, samples=20), False),
+        (Estimate(basis=Basis.LEARNED, amount=500, most=401, samples=20), True),
+    ],
+)
+async def test_a_call_is_hopeless_if_its_budget_is_spent_until_later(
+    tokens: Estimate, *, is_hopeless: bool
+) -> None:
+    async with running() as gateway:
+        state, now = gateway.service.engine.dispatcher.dispatch_state, gateway.service.engine.now()
+        live = gateway.entered(tokens, scopes=("session:s",))
+        assert state is not None
+        assert live.planned is not None
+        refused = Refused(
+            scope=Scope("session:s"),
+            unit=Unit.TOKENS,
+            limit=1_000,
+            spent=600,
+            reserved=200,
+            overrun=0,
+            requested=tokens.amount,
+            resets_at=int(now) + 86_400,
+            may_clear=True,
+        )
+        assert state.refuse(live.planned, live.waiting_record(), refused, now) is None
+        assert (gateway.calls.hopeless(live, now + 60.0) is not None) is is_hopeless
+        gateway.leave()

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given as example_given
+from hypothesis import settings
+from hypothesis import strategies as st
 
-from headgate.core.budgets.ledger import Refused, Unit
-from headgate.core.budgets.scopes import Scope
+from core.dispatch_model import START, ended, queued, state_of, taken
+from headgate.core.budgets.ledger import (
+    LedgerState,
+    Limit,
+    Refused,
+    ReserveRequest,
+    SettleRequest,
+    Unit,
+    amounts_to_hold,
+)
+from headgate.core.budgets.reservations import Call, Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
+from headgate.core.budgets.windows import NO_WINDOW, parse_window
 from headgate.core.dispatch_state import (
     ASK_AGAIN_SECONDS,
     MAX_SET_ASIDE,
     BudgetParking,
+    HoldOf,
+    Planned,
     Waiting,
     ask_again_at,
+    charged_by,
     closure_of,
     refusing_part,
 )
-from headgate.core.estimates import PROBE, Hold, given
+from headgate.core.estimates import PROBE, Basis, Estimate, Hold, given
 from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part
-from headgate.core.task import OnExhausted, Task, Terms
+from headgate.core.money import MicroUsd, Tokens
+from headgate.core.snapshot import Agent, Project
+from headgate.core.task import OnExhausted, Task, TaskRecord, TaskStatus, Terms
 
 WAIT = Terms()
 REJECT = Terms(on_exhausted=OnExhausted.REJECT)
@@ -282,10 +304,112 @@ def test_a_newcomer_stands_behind_those_that_need_no_more(
     newcomer = Waiting(late, terms, 0, 0)
     assert not parking.joins(newcomer, hold)
     parking.judge(first, refusal, WAIT)
-    assert parking.joins(newcomer, hold) is is_behind
+    assert parking.joins(newcomer, hold) == (part if is_behind else None)
     assert parking.set_aside(part) == 1 + is_behind
     assert parking.leave(part) == (["t1", "t2"] if is_behind else ["t1"])
     assert not parking.joins(newcomer, hold)
+
+
+LEFT_400 = msgspec.structs.replace(refused(spent=600, requested=500, resets_at=9), limit=1_000)
+MARGIN = Estimate(basis=Basis.LEARNED, amount=500, most=300, samples=20)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "asked", "tokens", "is_behind"),
+    [
+        # without its margin a learned amount fits, though the other one is as large
+        (LEFT_400, given(500), MARGIN, False),
+        (LEFT_400, given(500), msgspec.structs.replace(MARGIN, most=500), True),
+        # who was refused for the same stands before it, though the margin is more than what is left
+        (msgspec.structs.replace(LEFT_400, spent=800), MARGIN, MARGIN, True),
+        (msgspec.structs.replace(LEFT_400, spent=800), MARGIN, given(300), True),
+        (msgspec.structs.replace(LEFT_400, spent=800), MARGIN, given(299), False),
+        # beside others in flight a learned amount needs a guard as well, and a given one does not
+        (
+            msgspec.structs.replace(LEFT_400, spent=390, reserved=200),
+            msgspec.structs.replace(MARGIN, amount=400, most=900),
+            given(410),
+            False,
+        ),
+        # what is larger than the limit is refused at once
+        (LEFT_400, given(500), given(1_000), True),
+        (LEFT_400, given(500), given(1_001), False),
+        (LEFT_400, given(500), msgspec.structs.replace(MARGIN, amount=5_000, most=1_000), True),
+        (
+            LEFT_400,
+            given(500),
+            msgspec.structs.replace(MARGIN, amount=5_000, most=2_000, likely=1_500),
+            False,
+        ),
+    ],
+)
+def test_a_newcomer_stands_behind_others_by_what_it_needs_at_least(
+    refusal: Refused, asked: Estimate, tokens: Estimate, is_behind: bool
+) -> None:
+    parking = BudgetParking()
+    first, late = Task(id="t1", scopes=("session:s",)), Task(id="t2", scopes=("session:s",))
+    parking.judge(first, refusal, WAIT, hold=Hold(micro_usd=given(0), tokens=asked))
+    hold = Hold(micro_usd=given(0), tokens=tokens)
+    assert (parking.joins(Waiting(late, WAIT, 0, 0), hold) == SESSION) is is_behind
+
+
+def test_a_newcomer_stands_behind_those_that_still_wait() -> None:
+    parking = BudgetParking()
+    for name, tokens in (("t1", 90), ("t2", 50), ("t3", 60)):
+        refusal = refused(reserved=60, requested=tokens)
+        parking.judge(Task(id=name, scopes=("session:s",)), refusal, WAIT)
+    parking.drop("t2", ("session:s",))
+    assert parking.joins(waiting("less", WAIT, "session:s"), holds(59)) is None
+    assert parking.joins(waiting("more", WAIT, "session:s"), holds(70)) == SESSION
+    refusal_of = parking.refusal_of("more")
+    assert refusal_of is not None
+    assert refusal_of.requested == 70
+    parking.drop("t3", ("session:s",))
+    assert parking.joins(waiting("late", WAIT, "session:s"), holds(69)) is None
+
+
+def test_a_newcomer_stands_behind_those_that_lack_the_same_unit() -> None:
+    parking = BudgetParking()
+    for name, unit in (("t1", Unit.MICRO_USD), ("t2", Unit.TOKENS)):
+        parking.judge(Task(id=name, scopes=("session:s",)), refused(reserved=60, unit=unit), WAIT)
+    dollars = Hold(micro_usd=given(50), tokens=given(0))
+    assert parking.joins(waiting("late", WAIT, "session:s"), dollars) == SESSION
+
+
+@pytest.mark.parametrize("field", ["is_free", "has_money"])
+def test_who_needs_no_budget_stands_behind_nobody(field: str) -> None:
+    parking = BudgetParking()
+    parking.judge(Task(id="t1"), refused(reserved=60, requested=0), WAIT)
+    task = msgspec.structs.replace(Task(id="t2", is_call=True), **{field: True})
+    late = Waiting(task, WAIT, 0, 0)
+    assert parking.joins(late, holds(0)) is None
+
+
+def test_more_of_a_kind_than_run_may_start() -> None:
+    parking = BudgetParking()
+    first = Task(id="t1", **IN_SESSION)
+    parking.judge(first, OF_KIND, WAIT)
+    learned = Hold(
+        micro_usd=given(0),
+        tokens=msgspec.structs.replace(MARGIN, at_once=2),
+        kind=OF_KIND.kind,
+    )
+    late = Waiting(Task(id="t2", **IN_SESSION), WAIT, 0, 0)
+    assert parking.joins(late, learned) is None
+
+
+def test_who_will_not_wait_is_refused_by_what_it_needs_at_least() -> None:
+    parking = BudgetParking()
+    for number in range(MAX_SET_ASIDE + 1):
+        parking.judge(Task(id=f"t{number}"), msgspec.structs.replace(LEFT_400, scope=ROOT), WAIT)
+    late = waiting("late", REJECT)
+    for tokens, is_refused in ((MARGIN, False), (given(500), True)):
+        hold = Hold(micro_usd=given(0), tokens=tokens)
+        assert bool(parking.refuses(late, partial(_held, hold))) is is_refused
+
+
+def _held(hold: Hold, _waiting: Waiting) -> Hold:
+    return hold
 
 
 def test_no_more_newcomers_are_set_aside_than_others() -> None:
@@ -316,3 +440,283 @@ def test_a_task_of_a_tenant_is_refused_with_the_figures_of_its_own_budgets_alone
     assert error is not None
     assert ("spent" in error) == has_figures
     assert (scope or "(root)") in error
+
+
+# Work that comes, runs and ends beside a real ledger, whose changes are heard of at once or not.
+
+LEARNED = Estimate(basis=Basis.LEARNED, amount=500, most=300, samples=30)
+ESTIMATES = (
+    given(0),
+    given(100),
+    given(400),
+    given(5_000),
+    LEARNED,
+    msgspec.structs.replace(LEARNED, amount=200, most=900),
+    msgspec.structs.replace(LEARNED, amount=60, most=4_000, likely=50),
+    msgspec.structs.replace(LEARNED, amount=80, most=40, at_once=2),
+    PROBE,
+)
+SCOPES = ((), ("session:s",), ("session:t",), ("session:s/workflow:w",), ("session:s", "session:t"))
+TOKENS = st.sampled_from((None, 900, 1_000, 1_000))
+WINDOWS = st.sampled_from((NO_WINDOW, parse_window("day")))
+limits = st.builds(
+    Limit,
+    limit_micro_usd=st.sampled_from((None, None, None, 1_000)),
+    limit_tokens=TOKENS,
+    window=WINDOWS,
+)
+numbers = st.integers(0, 99)
+comings = st.tuples(
+    st.sampled_from(("task", "task", "call", "call", "child")),
+    st.sampled_from((*(given(0),) * 30, *ESTIMATES)),
+    st.sampled_from((*ESTIMATES, *(given(400), given(300), given(500), LEARNED) * 3)),
+    st.sampled_from((*(("session:s",),) * 15, *SCOPES)),
+    st.sampled_from((0, 0, 0, 5, -5)),
+    st.sampled_from((*(OnExhausted.WAIT,) * 9, OnExhausted.REJECT)),
+)
+happenings = st.tuples(
+    st.sampled_from(
+        (*("end", "end unheard") * 2, *("move", "cancel", "raise", "raise unheard"), "later")
+    ),
+    numbers,
+    st.sampled_from((0.0, 0.5, 0.9)),
+)
+
+
+class _BesideLedger:
+    """A dispatch state that plans, and a ledger that grants; all permits are plenty."""
+
+    def __init__(self, root: Limit, session: Limit) -> None:
+        self.now = START
+        self.ledger = LedgerState(lambda _name: UTC)
+        self.ledger.limits = {ROOT: root, Scope("session:s"): session}
+        self.state = state_of(
+            places=1_000,
+            max_inflight=1_000,
+            agents=(Agent(id="a", capacity=1_000),),
+            projects=(Project(id="x", max_concurrent_agents=None),),
+        )
+        self.records: dict[str, TaskRecord] = {}
+        self.running: dict[str, tuple[Planned, str]] = {}
+        self.news: list[Callable[[], None]] = []
+        self.asked: set[str] = set()
+        self.unheard_at = 0.0
+        self.count = 0
+
+    def come(
+        self,
+        kind: str,
+        micro_usd: Estimate,
+        tokens: Estimate,
+        scopes: tuple[str, ...],
+        priority: int,
+        on_exhausted: OnExhausted,
+    ) -> None:
+        self.count += 1
+        name = f"{self.count:03}"
+        tasks = [one for one in self.running if not self.running[one][0].task.is_call]
+        fields: dict[str, Any] = {
+            "scopes": scopes,
+            "priority": priority,
+            "agent_id": "a",
+            "target": "agent",
+            "created_at": self.now,
+        }
+        if kind == "task":
+            is_given = [one.basis is Basis.GIVEN for one in (micro_usd, tokens)]
+            record = queued(
+                name,
+                **fields,
+                estimate_tokens=tokens.amount if is_given[1] else None,
+                estimate_micro_usd=micro_usd.amount if is_given[0] else None,
+                has_usd_estimate=is_given[0],
+                on_exhausted=on_exhausted,
+            )
+            self.records[name] = record
+            self.state.observe(record, self.now)
+        else:
+            hold = Hold(micro_usd=micro_usd, tokens=tokens, kind="x/agent/")
+            parent = tasks[0] if kind == "child" and tasks else None
+            task = Task(id=name, project_id="x", is_call=True, parent_id=parent, **fields)
+            self.enter(TaskRecord(task=task), lambda: hold)
+        self.check_newcomer(name)
+
+    def enter(self, record: TaskRecord, hold: HoldOf) -> None:
+        self.records[record.task.id] = record
+        line = self.state.start_call(record.task, hold, self.now)
+        if line is None:
+            self.state.observe_call(record, hold, self.now)
+        self.go_on([] if line is None else [line])
+
+    def happen(self, kind: str, number: int, share: float) -> None:
+        state, is_heard = self.state, not kind.endswith("unheard")
+        running = sorted(self.running)
+        waiting = sorted(state.waiting)
+        if kind == "later":
+            self.now += (1.0, ASK_AGAIN_SECONDS, 86_400.0)[number % 3]
+        elif kind.startswith("raise"):
+            scope = (ROOT, Scope("session:s"))[number % 2]
+            limit, more = self.ledger.limits[scope], MicroUsd(500 * number)
+            self.ledger.limits[scope] = msgspec.structs.replace(
+                limit,
+                limit_micro_usd=None if limit.limit_micro_usd is None else more,
+                limit_tokens=None if limit.limit_tokens is None else Tokens(more),
+            )
+            self.tell(state.ask_budgets_again, is_heard=is_heard)
+        elif kind == "cancel" and waiting:
+            state.forget(waiting[number % len(waiting)], self.now)
+        elif kind == "move" and running:
+            line, reservation = self.running[running[number % len(running)]]
+            if line.hold_of is not None:
+                state.withdraw_call(line.task.id, self.now)
+                task = msgspec.structs.replace(line.task, has_money=True)
+                self.enter(TaskRecord(task=task), line.hold_of)
+                assert self.running[task.id] == (line, reservation)
+                assert task.id in state.in_flight, "it has its money"
+        elif running:
+            self.end(running[number % len(running)], share, is_heard=is_heard)
+        self.go_on([])
+
+    def end(self, name: str, share: float, *, is_heard: bool) -> None:
+        line, reservation_id = self.running.pop(name)
+        held = self.ledger.reservations[reservation_id]
+        spent = [int(share * amount) for amount in (held.micro_usd, held.tokens)]
+        commit = SettleRequest(
+            reservation_id=reservation_id,
+            call=Call.COMMIT,
+            micro_usd=MicroUsd(spent[0]),
+            tokens=Tokens(spent[1]),
+        )
+        self.ledger.settle(commit, self.now)
+
+        def tell() -> None:
+            if line.hold_of is not None:
+                self.state.end_call(name, self.now, tokens=spent[1], has_freed=True)
+                return
+            record = taken(self.records[name], line)
+            progress = msgspec.structs.replace(
+                record.progress, reserved_tokens=held.tokens, reserved_micro_usd=held.micro_usd
+            )
+            record = msgspec.structs.replace(record, progress=progress)
+            over = ended(record, TaskStatus.DONE, tokens=spent[1])
+            self.state.observe(msgspec.structs.replace(over, micro_usd=spent[0]), self.now)
+
+        self.tell(tell, is_heard=is_heard)
+
+    def tell(self, news: Callable[[], None], *, is_heard: bool) -> None:
+        if is_heard:
+            news()
+        else:
+            self.news.append(news)
+            self.unheard_at = self.now
+
+    def go_on(self, lines: list[Planned]) -> None:
+        """Plan until nothing can start any more."""
+        state = self.state
+        due = state.fall_due(self.now)
+        while lines := [*lines, *state.plan(self.now, most=1_000)]:
+            for line in lines:
+                self.ask(line)
+            due.rejected.update(state.fall_due(self.now).rejected)
+            lines = []
+        for name in due.rejected:
+            state.forget(name, self.now)
+
+    def ask(self, line: Planned) -> None:
+        name = line.task.id
+        if line.task.has_money:
+            return
+        self.asked.add(name)
+        self.check_order(line)
+        reservation_id = f"{name}:{len(self.ledger.reservations)}"
+        answer = self.ledger.reserve(
+            line.reserve_request(reservation_id, dispatched=True), self.now
+        )
+        if isinstance(answer, Reservation):
+            self.running[name] = line, reservation_id
+        elif self.state.refuse(line, self.records[name], answer, self.now) is not None:
+            self.state.forget(name, self.now)
+
+    def hold(self, waiting: Waiting) -> Hold:
+        if waiting.hold is not None:
+            return waiting.hold()
+        return self.state.settings.hold(waiting, self.state.estimates)
+
+    def would_grant(self, waiting: Waiting) -> bool:
+        """Tell what the ledger would say now."""
+        hold, scopes = self.hold(waiting), charged_by(waiting.task.scopes)
+        request = ReserveRequest(
+            reservation_id="dry",
+            scopes=scopes,
+            micro_usd=MicroUsd(hold.micro_usd.amount),
+            tokens=Tokens(hold.tokens.amount),
+            lease_seconds=None,
+            flexible=hold.flexible,
+        )
+        accounts = [self.ledger.account(scope, self.now) for scope in scopes]
+        live = self.ledger.live_kinds.get(hold.kind, 0)
+        return not isinstance(amounts_to_hold(accounts, request, now=self.now, live=live), Refused)
+
+    def check_newcomer(self, name: str) -> None:
+        """Who was set aside unasked would be refused, by what is known or was a moment ago.
+
+        Who is the first in its lane is refused by the ledger itself.
+        """
+        self.asked.discard(name)
+        self.go_on([])
+        waiting = self.state.waiting.get(name)
+        if waiting is None or name in self.asked or self.state.parking.refusal_of(name) is None:
+            return
+        others = [one for one in self.state.parking.all_aside() if one != name]
+        goes_before = self.state.index.goes_before
+        is_first = all(goes_before(waiting.task, self.state.waiting[one].task) for one in others)
+        if is_first or self.now - self.unheard_at >= ASK_AGAIN_SECONDS:
+            assert not self.would_grant(waiting)
+
+    def check_order(self, line: Planned) -> None:
+        """Nobody gets money that one before it in its lane waits for, who needs no more.
+
+        Who will not wait is told at once, and may get it.
+        """
+        task = line.task
+        if line.terms.on_exhausted is OnExhausted.REJECT:
+            return
+        for name in list(self.state.parking.all_aside()):
+            other = self.state.waiting[name]
+            if other.task.scopes != task.scopes or task.parent_id is not None:
+                continue
+            holds = [self.hold(other), line.hold]
+            if self.state.index.goes_before(other.task, task) and not any(
+                one.flexible for one in holds
+            ):
+                needs_less = any(
+                    holds[1].estimate(unit).amount < holds[0].estimate(unit).amount for unit in Unit
+                )
+                assert needs_less or not self.would_grant(other)
+
+    def check_nobody_is_forgotten(self) -> None:
+        """Once all is heard of, everybody runs whom the ledger would let run."""
+        for news in self.news:
+            news()
+        self.go_on([])
+        self.now += ASK_AGAIN_SECONDS
+        self.go_on([])
+        for waiting in self.state.waiting.values():
+            assert waiting.task.parent_id is not None or not self.would_grant(waiting)
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=300, deadline=None)
+@example_given(
+    limits, limits, st.lists(st.one_of(comings, comings, happenings), min_size=12, max_size=40)
+)
+def test_nobody_waits_behind_others_for_money_that_the_ledger_would_give(
+    root: Limit, session: Limit, steps: list[tuple[Any, ...]]
+) -> None:
+    beside = _BesideLedger(root, session)
+    for step in steps:
+        if step[0] in ("task", "call", "child"):
+            beside.come(*step)
+        else:
+            beside.happen(*step)
+    beside.check_nobody_is_forgotten()

@@ -274,6 +274,30 @@ def test_who_comes_later_gets_no_money_that_an_older_task_waits_for() -> None:
     assert planned_ids(dispatch_state) == ["a", "b", "c"]
 
 
+def test_a_more_urgent_task_asks_for_money_that_an_older_one_waits_for() -> None:
+    older, *later = (
+        queued(name, scopes=("session:s",), estimate_tokens=100, priority=priority)
+        for name, priority in (("a", 5), ("b", 5), ("c", 0))
+    )
+    dispatch_state = state_of(older)
+    dispatch_state.refuse(only_line(dispatch_state), older, refusal(reserved=950), START)
+    for record in later:
+        dispatch_state.observe(record, START)
+    assert planned_ids(dispatch_state) == ["c"]
+
+
+@pytest.mark.parametrize("seconds", [ASK_AGAIN_SECONDS - 1, ASK_AGAIN_SECONDS])
+def test_a_newcomer_has_those_before_it_ask_again_after_a_while(seconds: float) -> None:
+    """A ledger elsewhere may have got a higher limit, and tells nobody."""
+    older, late = (queued(name, scopes=("session:s",), estimate_tokens=100) for name in "ab")
+    dispatch_state = state_of(older)
+    refused = refusal(spent=950, resets_at=int(START) + 86_400)
+    dispatch_state.refuse(only_line(dispatch_state), older, refused, START)
+    dispatch_state.observe(late, START + seconds)
+    expected = ["a", "b"] if seconds == ASK_AGAIN_SECONDS else []
+    assert planned_ids(dispatch_state, START + seconds) == expected
+
+
 def test_a_paused_target_opens_by_itself() -> None:
     dispatch_state = state_of(queued("t1", target="t"))
     dispatch_state.close(GateClosure(kind="target", name="t", until=START + 7), START)

@@ -19,7 +19,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest, Unit, exceeded
+from headgate.core.budgets.ledger import (
+    Limit,
+    Refused,
+    ReserveRequest,
+    RoomNeeded,
+    Unit,
+    exceeded,
+)
 from headgate.core.budgets.scopes import (
     MAX_REMEMBERED_LENGTH,
     ROOT,
@@ -1152,6 +1159,33 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     closure: GateClosure | None = None
 
 
+class _Aside(NamedTuple):
+    """A task that was set aside, by which refusal, and how much would have to be left for it."""
+
+    task: Task
+    refused: Refused
+    needed: int
+
+    def behind(self, waiting: Waiting, hold: Hold) -> _Aside | None:
+        """Return another one as set aside behind this one, if what refused this one refuses it."""
+        refused, estimate = self.refused, hold.estimate(self.refused.unit)
+        if refused.kind:
+            is_too_many = 0 < estimate.at_once <= refused.live
+            is_alike = hold.waiting_kind == refused.kind
+            return self._replace(task=waiting.task) if is_alike and is_too_many else None
+        needed = _room_needed(hold, refused)
+        # Who will not wait, or needs more than there can be, is to be refused at once.
+        is_willing = waiting.terms.on_exhausted is OnExhausted.WAIT
+        if not is_willing or needed.now < self.needed or needed.alone > refused.limit:
+            return None
+        asked = msgspec.structs.replace(refused, requested=estimate.amount or needed.now)
+        return _Aside(waiting.task, asked, needed.now)
+
+
+def _room_needed(hold: Hold, refused: Refused) -> RoomNeeded:
+    return hold.room_needed(refused.unit, refused.limit, is_shared=refused.reserved > 0)
+
+
 class BudgetParking:
     """Tasks that a budget refused: which wait, behind what, and which can never start.
 
@@ -1166,29 +1200,41 @@ class BudgetParking:
     """
 
     def __init__(self) -> None:
-        self._aside: dict[GatePart, dict[str, None]] = {}
+        self._aside: dict[GatePart, dict[str, _Aside]] = {}
         self._part_of: dict[str, GatePart] = {}
         self._closed: set[GatePart] = set()
+        self._refused_at: dict[GatePart, float] = {}
         self._unwilling: dict[str, dict[str, None]] = {}
         self.refusals: dict[GatePart, Refused] = {}
 
     def judge(
-        self, task: Task, refused: Refused, terms: Terms, *, now: float | None = None
+        self,
+        task: Task,
+        refused: Refused,
+        terms: Terms,
+        *,
+        hold: Hold | None = None,
+        now: float | None = None,
     ) -> Verdict:
-        """Decide what becomes of a task that was refused, by a scope or for want of an estimate."""
+        """Decide what becomes of a task that was refused, by a scope or for want of an estimate.
+
+        Without `hold` it asked for exactly what it was refused.
+        """
         part = refusing_part(task, refused)
         is_kind = part.kind == "kind"
         is_willing = is_kind or terms.on_exhausted is OnExhausted.WAIT
         if not refused.may_clear or not is_willing:
             return Verdict(error=refusal_text(task, refused))
         self.refusals[part] = refused
+        if now is not None:
+            self._refused_at[part] = now
         has_room = is_kind or refused.spent + refused.reserved + refused.overrun < refused.limit
         # A call is of the kind of its model, and other calls behind its gates are not. One of a
         # task stands behind no budget: others of its task may need less than the task has left.
         is_apart = (is_kind and task.is_call) or task.parent_id is not None
         if is_apart or (has_room and len(self._aside.get(part, ())) < MAX_SET_ASIDE):
-            self._aside.setdefault(part, {})[task.id] = None
-            self._part_of[task.id] = part
+            needed = refused.requested if hold is None else _room_needed(hold, refused).now
+            self._set_aside(part, _Aside(task, refused, needed))
             return Verdict()
         self._closed.add(part)
         closure = closure_of(part, refused)
@@ -1207,49 +1253,51 @@ class BudgetParking:
                 continue
             refused = self.refusals[part]
             used = refused.spent + refused.reserved + refused.overrun
-            estimate = hold(waiting).estimate(refused.unit)
-            # A probe takes whatever is left, and a closed scope has nothing.
-            requested = max(1, estimate.amount) if estimate.at_once else estimate.amount
-            if used + requested > refused.limit:
-                refused = msgspec.structs.replace(refused, requested=requested)
+            needed = _room_needed(hold(waiting), refused).now
+            if used + needed > refused.limit:
+                refused = msgspec.structs.replace(refused, requested=needed)
                 return refusal_text(waiting.task, refused)
         return None
 
-    def joins(self, waiting: Waiting, hold: Hold) -> bool:
-        """Set a task aside that would overtake others: it needs what they were refused, or more.
+    def joins(
+        self,
+        waiting: Waiting,
+        hold: Hold,
+        goes_before: Callable[[Task, Task], bool] = lambda _task, _other: False,
+    ) -> GatePart | None:
+        """Set a task aside that would overtake others, and return behind what.
 
-        The ledger may have got money back whose end is not heard of here, and would give it to
-        whoever asks first; the others are offered again, in order, as soon as it is.
+        It needs what one of them was refused, or more, and does not go before that one in their
+        lane. The ledger may have got money back whose end is not heard of here, and would give it
+        to whoever asks first; the others are offered again, in order, as soon as it is.
         """
         task = waiting.task
         if not self.refusals or not task.is_bound_by_budgets:
-            return False
-        is_willing = waiting.terms.on_exhausted is OnExhausted.WAIT
-        for part, refused in self._refusals_at(task):
+            return None
+        for part in self._parts_of(task):
             others = self._aside.get(part, {})
-            estimate = hold.estimate(refused.unit)
-            if refused.kind:
-                is_behind = estimate.at_once > 0 and hold.waiting_kind == refused.kind
-            else:
-                needed = max(1, estimate.amount) if estimate.at_once else estimate.amount
-                is_behind = is_willing and needed >= refused.requested
-            if is_behind and 0 < len(others) < MAX_SET_ASIDE:
-                others[task.id] = None
-                self._part_of[task.id] = part
-                return True
-        return False
+            if len(others) >= MAX_SET_ASIDE:
+                continue
+            for one in others.values():
+                aside = one.behind(waiting, hold)
+                if aside is not None and not goes_before(task, one.task):
+                    self._set_aside(part, aside)
+                    return part
+        return None
 
-    def _refusals_at(self, task: Task) -> Iterator[tuple[GatePart, Refused]]:
+    def is_old(self, part: GatePart, now: float) -> bool:
+        """Tell whether a refusal is so old that others may have given money back unheard."""
+        return now - self._refused_at.get(part, now) >= ASK_AGAIN_SECONDS
+
+    def _set_aside(self, part: GatePart, aside: _Aside) -> None:
+        self._aside.setdefault(part, {})[aside.task.id] = aside
+        self._part_of[aside.task.id] = part
+
+    def _parts_of(self, task: Task) -> Iterator[GatePart]:
         for scope in sorted(_reached(task.scopes)):
-            parts = [GatePart("scope", scope)]
-            parts += [
-                KindPart(task.project_id, task.target or "", unit.value, scope).part
-                for unit in Unit
-            ]
-            for part in parts:
-                refused = self.refusals.get(part)
-                if refused is not None:
-                    yield part, refused
+            yield GatePart("scope", scope)
+            for unit in Unit:
+                yield KindPart(task.project_id, task.target or "", unit.value, scope).part
 
     def unwilling(self, scope: str) -> list[str]:
         """Return the tasks behind a scope that will not wait for it."""
@@ -1258,6 +1306,7 @@ class BudgetParking:
     def leave(self, part: GatePart) -> list[str]:
         """Take out the tasks that were set aside for a scope or a kind."""
         self.refusals.pop(part, None)
+        self._refused_at.pop(part, None)
         self._closed.discard(part)
         tasks = list(self._aside.pop(part, ()))
         for task_id in tasks:
@@ -1276,6 +1325,7 @@ class BudgetParking:
             del self._aside[part]
             if part not in self._closed:
                 del self.refusals[part]
+                self._refused_at.pop(part, None)
 
     def set_aside(self, part: GatePart) -> int:
         """Return how many tasks were set aside for a scope or a kind."""
@@ -1288,7 +1338,7 @@ class BudgetParking:
     def refusal_of(self, task_id: str) -> Refused | None:
         """Return what a task that was set aside was refused by."""
         part = self._part_of.get(task_id)
-        return None if part is None else self.refusals.get(part)
+        return None if part is None else self._aside[part][task_id].refused
 
     def wake(self, task: Task, *, has_freed: bool) -> list[GatePart]:
         """Return what an attempt that ended may have made room in.
@@ -1717,7 +1767,7 @@ class DispatchState:
         self.waiting[task.id] = waiting
         planned = self._plan_attempt(waiting, agent.agent.id, choice, now)
         if planned is None:
-            # A rate limit keeps it, and it waits in the index by now.
+            # A rate limit, a full slot or a budget keeps it: it waits here by now.
             self.waiting_calls += 1
         else:
             del self.waiting[task.id]
@@ -2054,7 +2104,9 @@ class DispatchState:
             self.observe_call(record, planned.hold_of, now)
         if refused is None or task_id not in self.waiting:
             return None
-        verdict = self.parking.judge(planned.task, refused, planned.terms, now=now)
+        # A call of a task asked for what that lacks.
+        hold = planned.hold if planned.task.parent_id is None else None
+        verdict = self.parking.judge(planned.task, refused, planned.terms, hold=hold, now=now)
         if verdict.error is not None:
             self.index.remove(task_id)
             return verdict.error
@@ -2134,8 +2186,11 @@ class DispatchState:
     ) -> Planned | None:
         task, terms = waiting.task, waiting.terms
         hold = self._hold(waiting) if waiting.hold is None else waiting.hold()
-        if self.parking.joins(waiting, hold):
+        refusing = self.parking.joins(waiting, hold, self.index.goes_before)
+        if refusing is not None:
             self._give_back_permit(agent_id, task, now)
+            if self.parking.is_old(refusing, now):
+                self.open(refusing)
             return None
         share = self._share_tokens(task)
         is_known = hold.tokens.basis in (Basis.LEARNED, Basis.CONFIGURED)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headgate.core.budgets.ledger import Flexible, HoldRule, Unit
+from headgate.core.budgets.ledger import Flexible, HoldRule, RoomNeeded, Unit, room_needed
 from headgate.core.enums import FastEnum
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MAX_RESERVATION_TOKENS, amount_of
 
@@ -370,6 +370,11 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             likely_micro_usd=self.micro_usd.likely,
             likely_tokens=self.tokens.likely,
         )
+
+    def room_needed(self, unit: Unit, limit: int, *, is_shared: bool) -> RoomNeeded:
+        """Return what must be left of a limit; with `is_shared` others hold some of it."""
+        asked = self.estimate(unit).amount
+        return room_needed(asked, self.flexible, unit, limit=limit, is_shared=is_shared)
 
     @property
     def waiting_kind(self) -> str:

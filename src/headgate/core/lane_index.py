@@ -1478,6 +1478,11 @@ class LaneIndex:
             return (task.priority * self._ageing_seconds + task.created_at, 0, task.id)
         return (task.priority, 0 if self.policy is None else task.created_at, task.id)
 
+    def goes_before(self, task: Task, other: Task) -> bool:
+        """Tell whether a task is in the same lane as another one, and before it."""
+        lanes = [(one.project_id, one.agent_id, lane_kind(one)) for one in (task, other)]
+        return lanes[0] == lanes[1] and self._rank(task) < self._rank(other)
+
     def _lane(self, project_id: str, owner: str | None, kind: LaneKind) -> Lane:
         project = self.projects.get(project_id)
         if project is None:

@@ -665,8 +665,10 @@ class Calls:
         refused = self.refusal_of(call)
         if refused is None or refused.kind or refused.resets_at is None:
             return None
-        # What the budget said last was said to whoever asked last, for what that one needed.
-        own = call.hold().estimate(refused.unit).amount
+        own = refused.requested
+        if call.task.parent_id is None:
+            # A closed budget said so to another call. Of this one a margin may be left out.
+            own = call.hold().room_needed(refused.unit, refused.limit, is_shared=False).alone
         is_spent = refused.spent + refused.overrun + own > refused.limit
         if not is_spent or refused.resets_at <= until:
             return None
@@ -951,8 +953,11 @@ class Calls:
             self.tasks.give_back(task_draw)
         name, call.reserved_name = call.reserved_name, ""
         if name:
-            request = SettleRequest(reservation_id=name, call=Call.RELEASE)
-            self._in_background(self._settle(request))
+            self._in_background(self._release(name))
+
+    async def _release(self, name: str) -> None:
+        await self._settle(SettleRequest(reservation_id=name, call=Call.RELEASE))
+        self._settled()
 
     # What the store and the ledger are told, in the background.
 

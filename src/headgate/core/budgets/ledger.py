@@ -374,30 +374,48 @@ def _hold_in(
     spent, reserved, overrun = account.balance.column(unit)
     left = limit - spent - reserved - overrun
     rule, asked = flexible.rule(unit), request.amount(unit)
-    if rule is HoldRule.EXACT:
-        if asked <= left:
-            return asked
-        return _refused(account, now, unit=unit, limit=limit, requested=asked)
+    needed = room_needed(asked, flexible, unit, limit=limit, is_shared=reserved > 0)
+    if left < needed.now:
+        # A probe asks for nothing by itself.
+        requested = needed.now if rule is HoldRule.PROBE else asked
+        return _refused(
+            account, now, unit=unit, limit=limit, requested=requested, least=needed.alone
+        )
+    if rule is HoldRule.PROBE:
+        return max(asked, min(-(-limit // PROBE_SHARE), left, MAX_RESERVATION_MICRO_USD))
+    return min(asked, left)
+
+
+class RoomNeeded(NamedTuple):
+    """What must be left in a scope for a request: now, and when all others have given back."""
+
+    now: int
+    alone: int
+
+
+def room_needed(
+    asked: int, flexible: Flexible | None, unit: Unit, *, limit: int, is_shared: bool
+) -> RoomNeeded:
+    """Return what must be left of a limit in a unit; with `is_shared` others hold some of it."""
+    rule = HoldRule.EXACT if flexible is None else flexible.rule(unit)
+    if flexible is None or rule is HoldRule.EXACT:
+        return RoomNeeded(asked, asked)
     # Limits and amounts are whole numbers, and shares of them are rounded up.
     least = max(1, -(-limit // LEAST_SHARE))
     if rule is HoldRule.PROBE:
         least = max(least, asked)
-        if left < least:
-            return _refused(account, now, unit=unit, limit=limit, requested=least)
-        return max(asked, min(-(-limit // PROBE_SHARE), left, MAX_RESERVATION_MICRO_USD))
+        return RoomNeeded(least, least)
     most = flexible.most(unit)
     guard = min(most, -(-limit // GUARD_SHARE))
-    if left >= (asked + 2 * guard if reserved else max(asked, guard)):
-        return asked
     # What is asked for has a margin. Without it, the dearest of its kind must still fit; of work
     # that is dearer than the limit itself, one at a time has all that is left, unless it is known
     # to cost more than that.
     shrunk = max(least, most if most <= limit else flexible.likely(unit))
-    if left >= shrunk and (most <= limit or not reserved):
-        return min(asked, left)
-    # What it needs when all others have given back what they hold.
-    least = min(max(asked, guard), shrunk)
-    return _refused(account, now, unit=unit, limit=limit, requested=asked, least=least)
+    alone = min(max(asked, guard), shrunk)
+    if not is_shared:
+        return RoomNeeded(alone, alone)
+    whole = asked + 2 * guard
+    return RoomNeeded(min(whole, shrunk) if most <= limit else whole, alone)
 
 
 def first_refusal(
