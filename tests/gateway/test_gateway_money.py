@@ -397,7 +397,7 @@ async def test_a_stream_that_is_open_by_then_is_shortened_where_people_see_it(
 
 def test_a_strict_call_is_shortened_although_another_one_waits_for_more(tmp_path: Path) -> None:
     async def scenario() -> None:
-        text = budget("0.15", 'window = "day"\n[gateway]\nclamp = true')
+        text = budget("0.15", 'window = "day"\n[gateway]\nclamp = true\nmax_wait_seconds = 90_000')
         async with gateway_service(tmp_path, text) as gateway:
             await spend(gateway, "0.1")
             waiting = gateway.start(f"/p/a{CHAT}", max_tokens=50_000)

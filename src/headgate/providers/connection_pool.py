@@ -19,10 +19,12 @@ import re
 import select
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -835,8 +837,20 @@ async def _connected_socket(
 
 @cache
 def trusted_context() -> ssl.SSLContext:
-    """Read the certificates that are trusted, once: it takes a while, and a megabyte."""
-    context = ssl.create_default_context()
+    """Read the certificates that are trusted, once: it takes a while, and a megabyte.
+
+    They are those of `SSL_CERT_FILE` and `SSL_CERT_DIR`, otherwise those of the system, which
+    OpenSSL alone does not find everywhere: macOS has them in its keychain.
+    """
+    paths = ssl.get_default_verify_paths()
+    has_own = paths.cafile or (paths.capath and any(Path(paths.capath).iterdir()))
+    is_named = not os.environ.keys().isdisjoint(("SSL_CERT_FILE", "SSL_CERT_DIR"))
+    if is_named or (has_own and sys.platform != "darwin"):
+        context = ssl.create_default_context()
+    else:
+        import httpx2  # noqa: PLC0415  slow to load
+
+        context = httpx2.create_ssl_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
 
