@@ -22,6 +22,7 @@ from gateway.gateway_service import (
     gateway_service,
     usd,
 )
+from headgate.core.dispatch_state import ASK_AGAIN_SECONDS
 from headgate.storage.tokens import Bounds, new_token
 
 PATHS = (CHAT, RESPONSES, MESSAGES)
@@ -295,6 +296,23 @@ def test_a_strict_call_may_be_shortened_to_what_is_left(tmp_path: Path, path: st
     asyncio.run(scenario())
 
 
+def test_a_strict_call_is_shortened_although_another_one_waits_for_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        text = budget("0.15", 'window = "day"\n[gateway]\nclamp = true')
+        async with gateway_service(tmp_path, text) as gateway:
+            await spend(gateway, "0.1")
+            waiting = gateway.start(f"/p/a{CHAT}", max_tokens=50_000)
+            await gateway.until_waiting()
+            strict = {"x-headgate-reserve": "strict"}
+            async with asyncio.timeout(ASK_AGAIN_SECONDS / 2):
+                answer = await gateway.ask(f"/p/a{CHAT}", headers=strict, max_tokens=60_000)
+            assert answer.status_code == 200, answer.text
+            assert 0 < int(answer.headers["x-headgate-max-tokens"]) < 50_000
+            waiting.cancel()
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_shortened_unless_the_settings_say_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_service(tmp_path, budget("0.005", 'reserve = "strict"')) as gateway:
@@ -370,6 +388,24 @@ def test_a_call_that_waits_for_a_provider_holds_no_money(tmp_path: Path) -> None
             await gateway.until_idle()
             status = await gateway.status("project:a")
             assert float(status["reservedUsd"]) == 0.0
+
+    asyncio.run(scenario())
+
+
+def test_money_that_a_call_gives_back_goes_to_those_that_wait_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        text = budget("0.00035", "[gateway]\nescrow = false")
+        async with gateway_service(tmp_path, text) as gateway:
+            limited = Plan(status=429, retry_after="30", until="go")
+            gateway.upstream.account(OPENAI_KEY).script.append(limited)
+            first = gateway.start(f"/p/a{CHAT}", max_tokens=100)
+            await gateway.until(lambda: bool(gateway.upstream.requests))
+            second = gateway.start(f"/p/a{MESSAGES}", max_tokens=100)
+            await gateway.until_waiting()
+            gateway.upstream.releases.add("go")
+            async with asyncio.timeout(ASK_AGAIN_SECONDS / 2):
+                assert (await second).status_code == 200
+            first.cancel()
 
     asyncio.run(scenario())
 

@@ -952,8 +952,11 @@ class Calls:
             self.tasks.give_back(task_draw)
         name, call.reserved_name = call.reserved_name, ""
         if name:
-            request = SettleRequest(reservation_id=name, call=Call.RELEASE)
-            self._in_background(self._settle(request))
+            self._in_background(self._release(name))
+
+    async def _release(self, name: str) -> None:
+        await self._settle(SettleRequest(reservation_id=name, call=Call.RELEASE))
+        self._settled()
 
     # What the store and the ledger are told, in the background.
 

@@ -1473,8 +1473,10 @@ class Gateway:
                     self._waiting.add(news)
                 self._check_upstream(live)
                 self._check_keys(asked)
+                if await self._clamp(asked, live, self._calls.refusal_of(live)):
+                    continue
                 hopeless = self._calls.hopeless(live, gives_up_at)
-                if hopeless is not None and not await self._clamp(asked, live, hopeless.refused):
+                if hopeless is not None:
                     raise hopeless
                 until = min(ends_at, beats_at)
                 if asked.body.may_spill:
