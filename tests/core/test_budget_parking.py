@@ -627,12 +627,13 @@ class _BesideLedger:
         if line.task.has_money:
             return
         self.asked.add(name)
-        self.check_order(line)
+        overtaken = self.overtaken(line)
         reservation_id = f"{name}:{len(self.ledger.reservations)}"
         answer = self.ledger.reserve(
             line.reserve_request(reservation_id, dispatched=True), self.now
         )
         if isinstance(answer, Reservation):
+            assert not overtaken
             self.running[name] = line, reservation_id
         elif self.state.refuse(line, self.records[name], answer, self.now) is not None:
             self.state.forget(name, self.now)
@@ -673,26 +674,34 @@ class _BesideLedger:
         if is_first or self.now - self.unheard_at >= ASK_AGAIN_SECONDS:
             assert not self.would_grant(waiting)
 
-    def check_order(self, line: Planned) -> None:
-        """Nobody gets money that one before it in its lane waits for, who needs no more.
+    def overtaken(self, line: Planned) -> list[str]:
+        """Return who waits for what the ledger would give, before another that needs no less.
 
-        Who will not wait is told at once, and may get it.
+        Who will not wait, or needs more than the limit was, is to be told at once, and so may
+        overtake.
         """
         task = line.task
-        if line.terms.on_exhausted is OnExhausted.REJECT:
-            return
-        for name in list(self.state.parking.all_aside()):
-            other = self.state.waiting[name]
-            if other.task.scopes != task.scopes or task.parent_id is not None:
-                continue
-            holds = [self.hold(other), line.hold]
-            if self.state.index.goes_before(other.task, task) and not any(
-                one.flexible for one in holds
+        if line.terms.on_exhausted is OnExhausted.REJECT or task.parent_id is not None:
+            return []
+        found = []
+        for name in self.state.parking.all_aside():
+            other, refused = self.state.waiting[name], self.state.parking.refusal_of(name)
+            assert refused is not None
+            hold = self.hold(other)
+            is_exact = hold.flexible is None and line.hold.flexible is None
+            needs_less = any(
+                line.hold.estimate(unit).amount < hold.estimate(unit).amount for unit in Unit
+            )
+            if (
+                is_exact
+                and not needs_less
+                and line.hold.estimate(refused.unit).amount <= refused.limit
+                and other.task.scopes == task.scopes
+                and self.state.index.goes_before(other.task, task)
+                and self.would_grant(other)
             ):
-                needs_less = any(
-                    holds[1].estimate(unit).amount < holds[0].estimate(unit).amount for unit in Unit
-                )
-                assert needs_less or not self.would_grant(other)
+                found.append(name)
+        return found
 
     def check_nobody_is_forgotten(self) -> None:
         """Once all is heard of, everybody runs whom the ledger would let run."""

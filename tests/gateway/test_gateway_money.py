@@ -27,6 +27,7 @@ from headgate.core.dispatch_state import ASK_AGAIN_SECONDS
 from headgate.gateway.gateway import Patience
 from headgate.providers.prices import PriceList
 from headgate.storage.tokens import Bounds, new_token
+from service.support import ECHO_TARGET
 
 PATHS = (CHAT, RESPONSES, MESSAGES)
 LIMITED = """
@@ -395,19 +396,21 @@ async def test_a_stream_that_is_open_by_then_is_shortened_where_people_see_it(
         assert shown["maxTokens"] == lowered
 
 
-def test_a_strict_call_is_shortened_although_another_one_waits_for_more(tmp_path: Path) -> None:
+def test_a_strict_call_is_shortened_although_a_task_waits_for_more(tmp_path: Path) -> None:
     async def scenario() -> None:
-        text = budget("0.15", 'window = "day"\n[gateway]\nclamp = true\nmax_wait_seconds = 90_000')
+        text = budget("0.15", f'window = "day"\n[gateway]\nclamp = true\n{ECHO_TARGET}')
         async with gateway_service(tmp_path, text) as gateway:
             await spend(gateway, "0.1")
-            waiting = gateway.start(f"/p/a{CHAT}", max_tokens=50_000)
-            await gateway.until_waiting()
+            task = {"projectId": "a", "agentId": "w", "action": "x", "estimate": {"usd": "0.1"}}
+            waiting = (await gateway.client.post("/tasks", json=task)).json()["taskId"]
+            state = gateway.service.engine.dispatcher.dispatch_state
+            assert state is not None
+            await gateway.until(lambda: waiting in state.parking.all_aside())
             strict = {"x-headgate-reserve": "strict"}
             async with asyncio.timeout(ASK_AGAIN_SECONDS / 2):
                 answer = await gateway.ask(f"/p/a{CHAT}", headers=strict, max_tokens=60_000)
             assert answer.status_code == 200, answer.text
             assert 0 < int(answer.headers["x-headgate-max-tokens"]) < 50_000
-            waiting.cancel()
 
     asyncio.run(scenario())
 
