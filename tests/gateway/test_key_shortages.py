@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,50 @@ async def test_a_provider_behind_an_upstream_without_credit_closes_nothing(
         assert not await closures(gateway)
         async with asyncio.timeout(5):
             assert (await gateway.ask(path, "small")).status_code == 200
+
+
+OF_PROVIDER = {"code": 429, "metadata": {"provider_name": "DeepSeek"}}
+LIMITED_BEHIND = [
+    (429, "2", {}, 2.0),
+    (429, None, {}, routing.MAX_PROVIDER_PAUSE_SECONDS),
+    (429, "3600", {}, routing.MAX_PROVIDER_PAUSE_SECONDS),
+    (429, "2", {"anthropic-ratelimit-unified-status": "rejected"}, 2.0),
+    (503, "2", {}, 2.0),
+]
+
+
+@pytest.mark.parametrize(("status", "retry_after", "headers", "seconds"), LIMITED_BEHIND)
+async def test_a_limit_of_a_provider_behind_an_upstream_is_about_its_model_alone(
+    tmp_path: Path, status: int, retry_after: str | None, headers: dict[str, str], seconds: float
+) -> None:
+    async with gateway_service(tmp_path, upstreams=SLOTS, environ=KEYS) as gateway:
+        if headers:
+            headers |= {"anthropic-ratelimit-unified-reset": str(int(time.time()) + 3_600)}
+        plan = Plan(
+            status=status,
+            retry_after=retry_after,
+            headers=headers,
+            message="Provider returned error",
+            error=OF_PROVIDER,
+        )
+        gateway.upstream.decide = lambda one: plan if one.model == "limited" else None
+        waiting = gateway.start(MESSAGES, model="limited")
+        await gateway.until(lambda: len(gateway.upstream.requests) == 2)
+        await gateway.until_waiting()
+        now = gateway.service.engine.now()
+        for slot in ("a", "b"):
+            pause = gateway.gateway.sessions.paused(slot, "limited", now)
+            assert pause is not None
+            assert seconds - 1 < pause.until - now <= seconds
+            assert "DeepSeek: Provider returned error" in pause.why
+            assert "resetsAt" not in (await gateway.client.get(f"/slots/{slot}")).json()
+        assert not await closures(gateway)
+        upstream = gateway.gateway._upstreams.get("anthropic")
+        assert upstream is not None
+        assert not upstream.limited_hits, "the next pause of a key is not longer for it"
+        async with asyncio.timeout(1):
+            assert (await gateway.ask(MESSAGES)).status_code == 200
+        waiting.cancel()
 
 
 @pytest.mark.parametrize("plan", NO_CREDIT)

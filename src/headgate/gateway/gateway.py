@@ -1831,8 +1831,16 @@ class Gateway:
             name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers
         }
         slot = grant.slot or live.route.slot
-        is_of_model = limits_models(upstream.kind, texts)
-        used_up = self._upstreams.used_up(upstream, slot, texts, now) if is_of_model else None
+        body = b""
+        if response.status >= _ERRORS:
+            with suppress(UpstreamError, ContentCodingError):
+                coded = await response.read_all(MAX_ERROR_BYTES)
+                body = credentials.hidden_in(_decoded(coded, texts, MAX_ERROR_BYTES))
+        has_own_rates = limits_models(upstream.kind, texts)
+        # Others behind the upstream may answer, and a request may choose who is asked.
+        is_of_provider = bool(body) and bool(error_in(body).asked_provider)
+        is_of_model = has_own_rates or is_of_provider
+        used_up = self._upstreams.used_up(upstream, slot, texts, now) if has_own_rates else None
         is_limited = used_up is not None or response.status == _TOO_MANY
         if grant.slot is not None and not (is_of_model and is_limited):
             self._observe_slot(grant.slot, response.status, texts, now)
@@ -1840,10 +1848,6 @@ class Gateway:
             self._pause(live, upstream, slot, used_up, is_of_model=is_of_model)
         returned = returned_headers(response.headers, credentials.hidden_in)
         if response.status >= _ERRORS:
-            body = b""
-            with suppress(UpstreamError, ContentCodingError):
-                coded = await response.read_all(MAX_ERROR_BYTES)
-                body = credentials.hidden_in(_decoded(coded, texts, MAX_ERROR_BYTES))
             if asked.name != OTHER:
                 shortage = shortage_of(response.status, body, model=live.route.model)
                 if shortage is not None:
@@ -1857,7 +1861,15 @@ class Gateway:
             if isinstance(outcome, Limited):
                 if told := told_to_others(body):
                     outcome = msgspec.structs.replace(outcome, why=f"{outcome.why}: {told}")
-                return self._limited(asked, live, upstream, grant, outcome, is_of_model=is_of_model)
+                return self._limited(
+                    asked,
+                    live,
+                    upstream,
+                    grant,
+                    outcome,
+                    is_of_model=is_of_model,
+                    is_of_provider=is_of_provider,
+                )
             if response.status >= _SERVER_ERRORS or outcome.is_cut:
                 return self._failed(asked, live, upstream, grant, outcome, response, body)
             self._upstreams.answered(upstream)
@@ -1918,11 +1930,14 @@ class Gateway:
         outcome: Limited,
         *,
         is_of_model: bool,
+        is_of_provider: bool,
     ) -> bool:
         """Close what asked for a pause, and have the call go elsewhere or wait."""
         now = self._api.engine.now()
         slot = grant.slot or live.route.slot
-        closure = self._upstreams.limited(upstream, slot, outcome, now)
+        closure = self._upstreams.limited(
+            upstream, slot, outcome, now, is_of_provider=is_of_provider
+        )
         self._pause(live, upstream, slot, closure, is_of_model=is_of_model)
         open_route = self._untried(asked, live)
         if open_route is not None:

@@ -54,6 +54,9 @@ MAX_CIRCUIT_SECONDS = 60.0
 MAX_PAUSE_SECONDS = 3_600.0
 """The longest that one answer closes a key or an upstream for."""
 
+MAX_PROVIDER_PAUSE_SECONDS = 30.0
+"""The longest that a model rests at a key because of one of the providers behind its upstream."""
+
 NO_CREDIT_SECONDS = 600.0
 """How long a key rests that has no credit left; somebody pays, or opens it by hand."""
 
@@ -515,11 +518,23 @@ class Upstreams:
         return True
 
     def limited(
-        self, upstream: Upstream, slot: str | None, answer: Limited, now: float
+        self,
+        upstream: Upstream,
+        slot: str | None,
+        answer: Limited,
+        now: float,
+        *,
+        is_of_provider: bool,
     ) -> GateClosure:
-        """Return what an answer closes that asked for a pause: the key, or the model there."""
-        upstream.limited_hits += 1
-        seconds = pause_seconds(answer, upstream.limited_hits)
+        """Return what an answer closes that asked for a pause: the key, or the model there.
+
+        One provider behind an upstream asks for a short pause, and makes no other one longer.
+        """
+        if is_of_provider:
+            seconds = min(pause_seconds(answer, 1), MAX_PROVIDER_PAUSE_SECONDS)
+        else:
+            upstream.limited_hits += 1
+            seconds = pause_seconds(answer, upstream.limited_hits)
         return GateClosure(
             kind="target" if slot is None else "slot",
             name=upstream.target if slot is None else slot,

@@ -296,7 +296,9 @@ def told_to_others(body: bytes) -> str:
 
     It names no account, and not how much was asked for.
     """
-    said = _AMOUNT_ASKED.sub("", _ORGANIZATION.sub("org-…", error_in(body).said))
+    error = error_in(body)
+    said = ": ".join(one for one in (error.asked_provider, error.said) if one)
+    said = _AMOUNT_ASKED.sub("", _ORGANIZATION.sub("org-…", said))
     line = "".join(one if one.isprintable() else " " for one in said[: 4 * MAX_SAID_CHARACTERS])
     line = " ".join(line.split())
     return line if len(line) <= MAX_SAID_CHARACTERS else f"{line[: MAX_SAID_CHARACTERS - 1]}…"
