@@ -64,6 +64,14 @@ def test_whoever_is_not_let_in_is_told_before_the_body(
     assert b"connection: close" in transport.written
 
 
+def test_a_token_that_was_refused_a_moment_ago_is_refused_before_the_body() -> None:
+    app, asking = closed(), head(HOST, NO_SUCH_TOKEN, length(len(BODY)))
+    assert codes(asyncio.run(fed([asking, BODY], app)).written) == ["unauthorized"]
+    transport = asyncio.run(fed([asking], app))
+    assert codes(transport.written) == ["unauthorized"]
+    assert b"connection: close" in transport.written
+
+
 def test_whoever_asks_first_is_not_told_to_go_on_if_it_is_not_let_in() -> None:
     asking = head(HOST, length(5), b"Expect: 100-continue\r\n")
     transport = asyncio.run(fed([asking], closed()))

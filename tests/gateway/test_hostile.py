@@ -127,6 +127,18 @@ async def test_without_a_token_no_body_is_read(
             assert "hg_0" not in error["message"]
 
 
+@pytest.mark.parametrize("name", ["authorization: Bearer", "x-api-key:"])
+async def test_of_a_token_that_was_refused_a_moment_ago_no_body_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    async with gateway_service(tmp_path, TOKENS) as gateway:
+        key = f"{name} hg_0123456789ab_{'0' * 48}"
+        async with asyncio.timeout(5.0):
+            for length, body in (("content-length: 2", b"{}"), ("content-length: 30000000", b"")):
+                answer = await raw(gateway, head(gateway, CHAT, length, key) + body)
+                assert answer.startswith(b"HTTP/1.1 401")
+
+
 async def test_one_key_is_sent_in_one_header_of_a_name(tmp_path: Path) -> None:
     async with gateway_service(tmp_path) as gateway:
         twice = ("x-api-key: one", "x-api-key: two", "content-length: 2")

@@ -5,7 +5,8 @@ could reach it under a name of its own, which leads to a loopback address. Does 
 there is one, name it too, or, where no token is asked for, does the browser say that no page of
 another site sends this? Who asks: a token says so, or, on a loopback address that asks for none,
 being on the machine. What the head answers without asking the store is settled before the body is
-read; whether a token of the right form is a good one, when the request is complete.
+read; whether a token of the right form is a good one, when the request is complete, unless it was
+looked up a moment ago.
 
 Rule: whoever cannot be checked is not let in. What was looked up is good for `FRESH_SECONDS`, so a
 token that is revoked at another node ends here within that time; at this node it ends at once.
@@ -174,15 +175,19 @@ class Authenticator:
     def check_head(self, head: Head) -> Caller | None:
         """Refuse whoever is not let in whatever the store says; nothing is looked up.
 
-        Return who sends a token that was looked up a moment ago.
+        What was looked up a moment ago is known: return who sends it, or refuse it.
         """
         self.check_host_and_origin(head.host, head.origin)
         if not self._is_token(head.authorization):
             return None
         if _TOKEN.fullmatch(head.authorization) is None:
             raise self._refuse("", _NOT_KNOWN)
-        known = self._known.get(_digest(head.authorization))
-        return None if known is None or self._ticks() >= known.fresh_until else known.caller
+        digest = _digest(head.authorization)
+        known = self._known.get(digest)
+        if known is None:
+            self._check_no_good(digest)
+            return None
+        return None if self._ticks() >= known.fresh_until else known.caller
 
     def check_host_and_origin(self, host: bytes, origin: bytes, *, is_secure: bool = False) -> None:
         """Refuse a request to another host than this service's, or from another's page.
