@@ -17,6 +17,7 @@ from gateway.billing_upstream import Plan
 from gateway.gateway_service import (
     CHAT,
     MESSAGES,
+    OPENAI_KEY,
     WAIT_SECONDS,
     GatewayService,
     asking,
@@ -27,6 +28,7 @@ from gateway.gateway_service import (
 from headgate.client.client import Client as AsyncClient
 from headgate.client.worker import ServiceConnection, Worker
 from headgate.core.call import CallRecord
+from headgate.core.dispatch_state import ASK_AGAIN_SECONDS
 from headgate.core.task import TaskRecord, TaskStatus
 from headgate.engine import task_calls
 from headgate.executors.callable import CallableExecutor
@@ -175,6 +177,12 @@ def statuses(record: TaskRecord) -> list[int]:
 def calls_of(gateway: GatewayService, task_id: str) -> list[CallRecord]:
     """Return the calls of a task that have ended."""
     return [one for one in gateway.calls.latest() if one.task_id == task_id]
+
+
+def says_why(gateway: GatewayService, call: CallRecord) -> bool:
+    """Tell whether it is known which budget a call waits for."""
+    why = gateway.calls.why(call.id)
+    return why is not None and bool(why.reasons)
 
 
 def billed(gateway: GatewayService) -> int:
@@ -368,11 +376,7 @@ def test_a_call_waits_while_another_task_may_give_something_back(tmp_path: Path)
             await gateway.until_waiting()
             (waiting,) = [one for one in gateway.calls.live() if one.task_id == second]
 
-            def says_which_budget() -> bool:
-                why = gateway.calls.why(waiting.id)
-                return why is not None and bool(why.reasons)
-
-            await gateway.until(says_which_budget)
+            await gateway.until(lambda: says_why(gateway, waiting))
             small = {"calls": [{"prompt": "x", "max_tokens": 5}]}
             third = await submit(gateway, "plain", params=small, estimate={"tokens": 300})
             assert (await ended(gateway, third)).task.status is TaskStatus.DONE
@@ -381,6 +385,29 @@ def test_a_call_waits_while_another_task_may_give_something_back(tmp_path: Path)
                 record = await ended(gateway, task_id)
                 assert statuses(record) == [200]
             assert (await gateway.status("project:default"))["spentTokens"] == billed(gateway)
+
+    asyncio.run(scenario())
+
+
+def test_a_call_grows_as_soon_as_another_of_its_task_gives_back_what_it_drew(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        text = PLAIN + STRICT + '[budgets."project:default"]\nlimit_tokens = 3000\n'
+        async with service(tmp_path, text) as gateway:
+            limited = Plan(status=429, retry_after="30", until="go")
+            gateway.upstream.account(OPENAI_KEY).script.append(limited)
+            first, held = [{"max_tokens": 2_000}], {"tokens": 2_700, "usd": 1}
+            task_id = await submit(gateway, "plain", params={"calls": first}, estimate=held)
+            await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+            headers = {"authorization": f"Bearer {await token_of(gateway, task_id)}"}
+            second = gateway.start(MESSAGES, headers=headers, max_tokens=2_000)
+            await gateway.until_waiting()
+            (waiting,) = [one for one in gateway.calls.live() if one.state.value == "waiting"]
+            await gateway.until(lambda: says_why(gateway, waiting))
+            gateway.upstream.releases.add("go")
+            async with asyncio.timeout(ASK_AGAIN_SECONDS / 2):
+                assert (await second).status_code == 200
 
     asyncio.run(scenario())
 

@@ -954,6 +954,8 @@ class Calls:
         name, call.reserved_name = call.reserved_name, ""
         if name:
             self._in_background(self._release(name))
+        elif task_draw is not None:
+            self._settled()
 
     async def _release(self, name: str) -> None:
         await self._settle(SettleRequest(reservation_id=name, call=Call.RELEASE))
