@@ -270,6 +270,18 @@ def test_a_file_is_not_taken_for_a_data_directory(
             assert " is not a directory; name " in capsys.readouterr().err
 
 
+def test_a_named_directory_that_is_missing_is_not_taken_for_one_without_runs(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("runs", "runs --json", "runs show last", "runs output last step"):
+        assert run([*command.split(), "--data", str(home / "missing")]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert f"{home / 'missing'} does not exist" in said.err
+    monkeypatch.setenv("XDG_DATA_HOME", str(home / "usual"))
+    assert run(["runs"]) == 0
+
+
 def test_a_usual_directory_that_cannot_be_made_is_a_wrong_setting(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from headgate.cli.connection import default_directory, json_option
 from headgate.cli.main import EXIT_FAILED
 from headgate.cli.output import is_terminal, print_json, print_json_lines, print_tables, run_json
 from headgate.core.text import printable
+from headgate.errors import InvalidSettingError
 
 if TYPE_CHECKING:
     from headgate.workflow.run_list import RunSummary, ShownRun, StepOutput
@@ -163,7 +164,10 @@ def _print_output(one: StepOutput, *, as_json: bool) -> None:
 def _directory(data: Path | None) -> Path:
     from headgate.cli.connection import chosen_directory  # noqa: PLC0415
 
-    return chosen_directory(data)
+    directory = chosen_directory(data)
+    if data is not None and not directory.exists():
+        raise InvalidSettingError("--data", f"{directory} does not exist; name another one")
+    return directory
 
 
 def _row(run: RunSummary) -> tuple[str, ...]:
