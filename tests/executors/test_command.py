@@ -468,6 +468,11 @@ async def next_of(reports: asyncio.Queue[ProgressReport]) -> ProgressReport:
 LINES: list[tuple[bytes, tuple[float | None, str]]] = [
     (b"0.4 12 of 30 files", (0.4, "12 of 30 files")),
     (b"1", (1.0, "")),
+    (b" 0 ", (0.0, "")),
+    (b"1.0 done", (1.0, "done")),
+    (b"0.0 errors so far", (0.0, "errors so far")),
+    (b"1 of 30 files", (None, "1 of 30 files")),
+    (b"0 errors so far", (None, "0 errors so far")),
     (b".25\tdone", (0.25, "done")),
     (b"12 of 30 files", (None, "12 of 30 files")),
     (b"40% done", (None, "40% done")),

@@ -656,7 +656,8 @@ class Capture:
 # How far a command is, as it says itself.
 
 MAX_LINE_BYTES = 4_096
-_FRACTION = re.compile(r"\s*([01]|[01]?\.[0-9]+)(?=\s|$)")
+_FRACTION = re.compile(r"\s*([01](?=\s*$)|[01]?\.[0-9]+(?=\s|$))")
+"""A whole number stands for itself alone: "1 of 30 files" is a text."""
 _ALL_WRITE = 0o622
 _ALL_ENTER = 0o711
 
