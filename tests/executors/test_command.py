@@ -19,7 +19,7 @@ from executors.orders import CHAT, failure_of, opened, order, result_of
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
 from headgate.core.task import ProgressReport
 from headgate.errors import InvalidSettingError
-from headgate.executors import executor
+from headgate.executors import confinement, executor
 from headgate.executors.build import build_executor
 from headgate.executors.command import reported_in
 from headgate.executors.executor import Executor, taking_reports
@@ -569,3 +569,19 @@ async def test_a_command_runs_where_there_can_be_no_pipe(
         assert result_of(await executor.execute(order()))["stdout"] == f"{os.devnull}\n"
     assert reports.empty()
     assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_where_no_temporary_folder_is_usable_a_command_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, reports: asyncio.Queue[ProgressReport]
+) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    taking_reports.set(reports.put_nowait)
+    unswept = set(confinement._unswept)
+    async with opened(shell("true"), environ=PATH) as executor:
+        monkeypatch.setattr("tempfile.gettempdir", refuse)
+        failed = failure_of(await executor.execute(order()))
+        assert failed.is_transient
+        assert "No usable temporary directory" in failed.error
+    assert confinement._unswept == unswept
