@@ -147,6 +147,7 @@ from headgate.providers.call_estimates import (
     strict_bound,
 )
 from headgate.providers.connection_pool import (
+    UNCOUNTED_BYTES,
     NotSentError,
     UpstreamError,
     UpstreamResponse,
@@ -2114,7 +2115,7 @@ class Gateway:
             if body is None:
                 body = await response.read_all(MAX_ANSWER_BYTES, held.count)
             if "content-encoding" in texts and codings_of(texts):
-                body = await _decoded_answer(body, texts, held)
+                body = await decoded_answer(body, texts, held)
         except (UpstreamError, ContentCodingError, LimitReachedError) as error:
             length = response.header(b"content-length")
             size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else held.size
@@ -2707,33 +2708,25 @@ def _decoded(body: bytes, texts: dict[str, str], max_bytes: int) -> bytes:
     if not codings_of(texts):
         return body
     decoder = ContentDecoder(coding_of(texts), max_bytes=max_bytes)
-    made = bytearray(decoder.feed(body))
-    while decoder.has_more:
-        made += decoder.feed(b"")
+    made = decoder.feed_many(body)
     decoder.finish()
-    return bytes(made)
+    return made
 
 
-async def _decoded_answer(body: bytes, texts: dict[str, str], held: HeldAnswer) -> bytes:
+async def decoded_answer(body: bytes, texts: dict[str, str], held: HeldAnswer) -> bytes:
     """Return a whole answer without its coding; what is made of it counts as it is made."""
     decoder = ContentDecoder(coding_of(texts), max_bytes=MAX_ANSWER_BYTES)
-    made = bytearray()
-    given = body
+    decode = partial(decoder.feed_many, max_bytes=LARGE_ANSWER_BYTES)
+    made = bytearray(await asyncio.to_thread(decode, body))
     while True:
-        await asyncio.to_thread(_decode_part, decoder, given, made)
+        size = len(body) + len(made)
+        if size > UNCOUNTED_BYTES:
+            await held.count(size)
         if not decoder.has_more:
             break
-        given = b""
-        await held.count(len(body) + len(made))
+        made += await asyncio.to_thread(decode, b"")
     decoder.finish()
     return bytes(made)
-
-
-def _decode_part(decoder: ContentDecoder, given: bytes, made: bytearray) -> None:
-    most = len(made) + LARGE_ANSWER_BYTES
-    made += decoder.feed(given)
-    while decoder.has_more and len(made) < most:
-        made += decoder.feed(b"")
 
 
 def _check_model(model: str) -> None:
