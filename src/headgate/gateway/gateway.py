@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path as FilePath
@@ -98,6 +98,7 @@ from headgate.gateway.identity import (
 from headgate.gateway.protocols import (
     CODEX,
     EVENT_STREAM,
+    ErrorAnswer,
     Failure,
     ListedModel,
     Protocol,
@@ -764,18 +765,20 @@ class Gateway:
             raise ApiError("unauthorized", _NO_ATTEMPT)
         return None
 
-    def refusal(self, url: bytes, api_error: ApiError) -> Response:
+    def refusal(
+        self, url: bytes, headers: Sequence[tuple[bytes, bytes]], api_error: ApiError
+    ) -> Response:
         """Return the answer to a request that is refused by its head, as its protocol has it."""
-        protocol: Protocol | None = None
+        spoken: Protocol | None = None
         with suppress(ApiError):
             path = url.partition(b"?")[0].decode("latin-1")
-            protocol = protocol_of(split_prefix(path).rest)
-        told = _refusal_of(api_error)
-        seconds = told.retry_after_seconds
-        answer = error_answer(
-            protocol or Protocol.CHAT, told.failure, told.message, retry_after_seconds=seconds
+            spoken = protocol_of(split_prefix(path).rest)
+        answer = _error_answer(_refusal_of(api_error), spoken, RequestHeaders(headers))
+        # What is wrong with a head itself has statuses that no protocol has another for.
+        status = api_error.kind.status
+        return Response(
+            answer.status if status in _BY_STATUS else status, answer.body, answer.headers
         )
-        return Response(api_error.kind.status, answer.body, answer.headers)
 
     async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer a request, whatever happens, in the shape of its protocol."""
@@ -805,25 +808,16 @@ class Gateway:
         """Tell a client that its call is not answered: in its open stream, or instead of one."""
         if client.has_gone:
             return
-        is_anthropic = bool(client.request.header(b"anthropic-version"))
-        protocol = spoken or (Protocol.MESSAGES if is_anthropic else Protocol.CHAT)
+        named = RequestHeaders(client.request.all_headers())
         if client.has_head:
-            relay = client.relay or StreamRelay(protocol)
+            relay = client.relay or StreamRelay(_spoken_by(named, spoken))
             seconds = refusal.retry_after_seconds
             await client.piece(
                 relay.fail(refusal.failure, refusal.message, retry_after_seconds=seconds)
             )
             await client.end()
             return
-        name = client_of(RequestHeaders(client.request.all_headers()))
-        answer = error_answer(
-            protocol,
-            refusal.failure,
-            refusal.message,
-            client=name,
-            resets_at=refusal.resets_at,
-            retry_after_seconds=refusal.retry_after_seconds,
-        )
+        answer = _error_answer(refusal, spoken, named)
         headers = [_JSON, *answer.headers, *refusal.headers]
         if client.live is not None:
             headers += call_headers(client.live, self._api.engine.now)
@@ -2823,6 +2817,26 @@ def _refusal_of(error: ApiError) -> _Refusal:
     failure = _BY_STATUS.get(status, usual)
     seconds = 5.0 if failure in (Failure.TRY_AGAIN, Failure.UNAVAILABLE) else None
     return _Refusal(failure, error.body.error, retry_after_seconds=seconds)
+
+
+def _spoken_by(headers: RequestHeaders, spoken: Protocol | None) -> Protocol:
+    """Return the protocol of a request, by its path or otherwise by its headers."""
+    is_anthropic = bool(headers.raw(b"anthropic-version"))
+    return spoken or (Protocol.MESSAGES if is_anthropic else Protocol.CHAT)
+
+
+def _error_answer(
+    refusal: _Refusal, spoken: Protocol | None, headers: RequestHeaders
+) -> ErrorAnswer:
+    """Return a refusal as the client reads it that has sent these headers."""
+    return error_answer(
+        _spoken_by(headers, spoken),
+        refusal.failure,
+        refusal.message,
+        client=client_of(headers),
+        resets_at=refusal.resets_at,
+        retry_after_seconds=refusal.retry_after_seconds,
+    )
 
 
 # What the gateway answers to, as the description of the API has it. `Gateway.serve` takes a request
