@@ -1136,12 +1136,12 @@ class Gateway:
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
         reserve = self._reserve_mode(who)
-        further = [] if caller.is_trusted else caller.further(who.scopes)
-        if further:
+        further = caller.further(who.scopes)
+        is_counted = bool(further) and not caller.is_trusted
+        if is_counted:
             await check_own_scopes(self._api, caller, further)
-        # The first one is that of the project, which is configured.
-        warning = await self._scope_warning(caller, [Scope(one) for one in who.scopes[1:]])
-        if not further and not warning:
+        warning = await self._scope_warning(caller, further)
+        if not is_counted and not warning:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
         return Sender(who, keys, caller, headers, request.holder, reserve, warning=warning)
 
@@ -1150,17 +1150,16 @@ class Gateway:
 
         What was found is kept for a while, so that not every call looks for a nearest name.
         """
-        named = tuple([one for one in scopes if one != caller.bounds.own_scope])
-        if not named:
+        if not scopes:
             return b""
         now = asyncio.get_running_loop().time()
-        key = (named, caller.bounds)
+        key = (tuple(scopes), caller.bounds)
         warning, until = self._warnings.get(key, (b"", 0.0))
         if now < until:
             return warning
-        lines = await undefined_budgets(self._api, caller, named)
+        lines = await undefined_budgets(self._api, caller, scopes)
         warning = " ".join(lines)[:MAX_WARNING_BYTES].encode("ascii", "replace")
-        if sum(map(len, named)) <= MAX_REMEMBERED_LENGTH:
+        if sum(map(len, scopes)) <= MAX_REMEMBERED_LENGTH:
             if len(self._warnings) >= MAX_REMEMBERED:
                 self._warnings.clear()
             self._warnings[key] = (warning, now + FRESH_SECONDS)
