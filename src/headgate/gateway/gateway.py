@@ -1549,7 +1549,6 @@ class Gateway:
             else:
                 if grant is not None:
                     return grant
-                await self._clamp(asked, live, self._calls.refusal_of(live))
 
     async def _wait(self, asked: Asked, live: LiveCall) -> None:
         """Wait for the turn of a call, and keep its client alive meanwhile."""
