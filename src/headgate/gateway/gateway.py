@@ -1682,7 +1682,7 @@ class Gateway:
         call = asked.call
         if call.bound_tokens is not None or asked.name == OTHER:
             return line
-        field = "max_output_tokens" if asked.protocol is Protocol.RESPONSES else "max_tokens"
+        field = _LENGTH_FIELDS.get(asked.protocol, "max_tokens")
         is_strict = asked.reserve is Reserve.STRICT
         window = self._prices.context_window(live.route.model) if is_strict else None
         reserved = None if window is None else call.answers * window
@@ -2652,6 +2652,13 @@ def _warm_tokens(record: CallRecord) -> int:
 
 _SEND_TOKEN = "send a token of Headgate as the API key: hg_…"  # noqa: S105
 _NO_ATTEMPT = "the token is of no attempt at a task that runs here now"
+
+
+_LENGTH_FIELDS = {
+    Protocol.RESPONSES: "max_output_tokens",
+    # Newer models take nothing but the first.
+    Protocol.CHAT: "max_completion_tokens or max_tokens",
+}
 
 
 def _shown(keys: ClientKeys) -> bytes:
