@@ -65,7 +65,9 @@ status = "paused"
         (UNBOUND, ["evals", "search", "a", "b", "echo"]),
         (Bounds(project_id="search"), ["search"]),
         (Bounds(agent_id="b"), ["b"]),
-        (Bounds(agent_id="b", project_id="search"), ["b"]),
+        (Bounds(agent_id="b", project_id="search"), ["search", "b"]),
+        (Bounds(agent_id="b", project_id="evals"), ["evals", "b"]),
+        (Bounds(agent_id="other", project_id="search"), ["search"]),
     ],
 )
 async def test_stats_name_what_is_paused_or_drains_and_is_ones_own(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -154,6 +155,14 @@ def test_a_new_agent_is_said_to_be_new_with_the_nearest_and_how_to_remove_it(
     assert known.out.startswith("Changed agent reviewer at http")
     assert known.err == ""
     admin("agent", "set", "reviewer", "--reset", "capacity")
+
+
+def test_how_to_remove_an_agent_can_be_pasted_into_a_shell(admin: Command) -> None:
+    name = "the reviewer's"
+    said = admin("agent", "set", name, "--capacity", "2").err
+    command = said.partition("headgate agent")[2].partition(" removes it again")[0]
+    assert shlex.split(command) == ["set", name, "--reset", "capacity"]
+    admin("agent", "set", name, "--reset", "capacity")
 
 
 def test_stats_name_few_of_many_that_are_paused() -> None:

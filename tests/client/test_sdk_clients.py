@@ -6,13 +6,14 @@ import asyncio
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import anthropic
 import httpx2
@@ -29,6 +30,7 @@ from headgate import (
     LocalBudgetTracker,
     connect_budget,
 )
+from headgate.client.sdk_clients import _Service
 from headgate.errors import (
     BudgetMismatchError,
     CallerError,
@@ -515,6 +517,75 @@ async def test_first_calls_at_the_same_time_have_one_budget(sdk: Sdk, tmp_path: 
         own = scopes - {"project:evals"}
         assert len(own) == 1
         assert own.pop().count("/") == 1
+
+
+class CountedLock:
+    """A lock that says when it was held so many times."""
+
+    def __init__(self, times: int) -> None:
+        self._lock = threading.Lock()
+        self._left = times
+        self.passed = threading.Event()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._left -= 1
+        self._lock.release()
+        if not self._left:
+            self.passed.set()
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_calls_that_wait_for_a_budget_get_the_error_of_the_one_that_creates_it(
+    is_async: bool,
+) -> None:
+    callers = 5
+    lock = CountedLock(callers)
+
+    async def refuse(_request: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.to_thread(lock.passed.wait, 10.0)
+        writer.write(reply_json({}, 400))
+
+    async def create() -> None:
+        if is_async:
+            await service.create_budget_async()
+        else:
+            await asyncio.to_thread(service.create_budget)
+
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(max_workers=16))
+    async with running_endpoint(refuse) as endpoint:
+        service = _Service(endpoint.url, None, None, 5)
+        service._lock = cast("threading.Lock", lock)
+        errors = await asyncio.gather(*(create() for _ in range(callers)), return_exceptions=True)
+        assert [type(one) for one in errors] == [RequestRefusedError] * callers
+        assert len(endpoint.seen) == 1
+        with pytest.raises(RequestRefusedError):
+            await create()
+        assert len(endpoint.seen) == 2
+
+
+async def test_another_call_creates_the_budget_if_the_first_is_cancelled() -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(_request: Seen, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await go_on.wait()
+        writer.write(reply_json({}, 400))
+
+    async with running_endpoint(answer) as endpoint:
+        service = _Service(endpoint.url, None, None, 5)
+        first = asyncio.create_task(service.create_budget_async())
+        await asked.wait()
+        others = [asyncio.create_task(service.create_budget_async()) for _ in range(3)]
+        await asyncio.sleep(0)
+        others.pop().cancel()
+        first.cancel()
+        go_on.set()
+        errors = await asyncio.gather(*others, return_exceptions=True)
+        assert [type(one) for one in errors] == [RequestRefusedError] * 2
+        assert len(endpoint.seen) == 2
 
 
 async def bound_token(gateway: GatewayService) -> str:

@@ -302,12 +302,12 @@ def test_a_newcomer_stands_behind_those_that_need_no_more(
     first, late = Task(id="t1", **IN_SESSION), Task(id="t2", **{**IN_SESSION, **fields})
     part = refusing_part(first, refusal)
     newcomer = Waiting(late, terms, 0, 0)
-    assert not parking.joins(newcomer, hold)
+    assert not parking.joins(newcomer, hold, _is_later)
     parking.judge(first, refusal, WAIT)
-    assert parking.joins(newcomer, hold) == (part if is_behind else None)
+    assert parking.joins(newcomer, hold, _is_later) == (part if is_behind else None)
     assert parking.set_aside(part) == 1 + is_behind
     assert parking.leave(part) == (["t1", "t2"] if is_behind else ["t1"])
-    assert not parking.joins(newcomer, hold)
+    assert not parking.joins(newcomer, hold, _is_later)
 
 
 LEFT_400 = msgspec.structs.replace(refused(spent=600, requested=500, resets_at=9), limit=1_000)
@@ -350,7 +350,7 @@ def test_a_newcomer_stands_behind_others_by_what_it_needs_at_least(
     first, late = Task(id="t1", scopes=("session:s",)), Task(id="t2", scopes=("session:s",))
     parking.judge(first, refusal, WAIT, hold=Hold(micro_usd=given(0), tokens=asked))
     hold = Hold(micro_usd=given(0), tokens=tokens)
-    assert (parking.joins(Waiting(late, WAIT, 0, 0), hold) == SESSION) is is_behind
+    assert (parking.joins(Waiting(late, WAIT, 0, 0), hold, _is_later) == SESSION) is is_behind
 
 
 def test_a_newcomer_stands_behind_those_that_still_wait() -> None:
@@ -359,13 +359,13 @@ def test_a_newcomer_stands_behind_those_that_still_wait() -> None:
         refusal = refused(reserved=60, requested=tokens)
         parking.judge(Task(id=name, scopes=("session:s",)), refusal, WAIT)
     parking.drop("t2", ("session:s",))
-    assert parking.joins(waiting("less", WAIT, "session:s"), holds(59)) is None
-    assert parking.joins(waiting("more", WAIT, "session:s"), holds(70)) == SESSION
+    assert parking.joins(waiting("less", WAIT, "session:s"), holds(59), _is_later) is None
+    assert parking.joins(waiting("more", WAIT, "session:s"), holds(70), _is_later) == SESSION
     refusal_of = parking.refusal_of("more")
     assert refusal_of is not None
     assert refusal_of.requested == 70
     parking.drop("t3", ("session:s",))
-    assert parking.joins(waiting("late", WAIT, "session:s"), holds(69)) is None
+    assert parking.joins(waiting("late", WAIT, "session:s"), holds(69), _is_later) is None
 
 
 def test_a_newcomer_stands_behind_those_that_lack_the_same_unit() -> None:
@@ -373,7 +373,7 @@ def test_a_newcomer_stands_behind_those_that_lack_the_same_unit() -> None:
     for name, unit in (("t1", Unit.MICRO_USD), ("t2", Unit.TOKENS)):
         parking.judge(Task(id=name, scopes=("session:s",)), refused(reserved=60, unit=unit), WAIT)
     dollars = Hold(micro_usd=given(50), tokens=given(0))
-    assert parking.joins(waiting("late", WAIT, "session:s"), dollars) == SESSION
+    assert parking.joins(waiting("late", WAIT, "session:s"), dollars, _is_later) == SESSION
 
 
 @pytest.mark.parametrize("field", ["is_free", "has_money"])
@@ -382,7 +382,7 @@ def test_who_needs_no_budget_stands_behind_nobody(field: str) -> None:
     parking.judge(Task(id="t1"), refused(reserved=60, requested=0), WAIT)
     task = msgspec.structs.replace(Task(id="t2", is_call=True), **{field: True})
     late = Waiting(task, WAIT, 0, 0)
-    assert parking.joins(late, holds(0)) is None
+    assert parking.joins(late, holds(0), _is_later) is None
 
 
 def test_more_of_a_kind_than_run_may_start() -> None:
@@ -395,7 +395,7 @@ def test_more_of_a_kind_than_run_may_start() -> None:
         kind=OF_KIND.kind,
     )
     late = Waiting(Task(id="t2", **IN_SESSION), WAIT, 0, 0)
-    assert parking.joins(late, learned) is None
+    assert parking.joins(late, learned, _is_later) is None
 
 
 def test_who_will_not_wait_is_refused_by_what_it_needs_at_least() -> None:
@@ -408,6 +408,11 @@ def test_who_will_not_wait_is_refused_by_what_it_needs_at_least() -> None:
         assert bool(parking.refuses(late, partial(_held, hold))) is is_refused
 
 
+def _is_later(_task: Task, _other: Task) -> bool:
+    """Say that a task goes before no other in their lane."""
+    return False
+
+
 def _held(hold: Hold, _waiting: Waiting) -> Hold:
     return hold
 
@@ -416,7 +421,7 @@ def test_no_more_newcomers_are_set_aside_than_others() -> None:
     parking = BudgetParking()
     for number in range(MAX_SET_ASIDE):
         parking.judge(Task(id=f"t{number}"), refused(spent=60), WAIT)
-    assert not parking.joins(waiting("late", WAIT, "session:s"), holds(50))
+    assert not parking.joins(waiting("late", WAIT, "session:s"), holds(50), _is_later)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,13 @@ from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import AgentFull, ProjectConcurrencyReached, UpstreamFull
 from headgate.core.snapshot import Agent, LanePolicy, Project, ProjectStatus
 from headgate.core.task import UPSTREAM_PREFIX, Progress, Task, TaskRecord, TaskStatus
-from headgate.core.why import reasons
+from headgate.core.why import (
+    LANES_SECONDS,
+    MAX_RANKED_LANES,
+    WaitingLanes,
+    reasons,
+    start_rank,
+)
 
 TARGET = "upstream:one"
 
@@ -109,6 +115,24 @@ def test_an_upstream_answers_as_many_calls_as_it_has_permits() -> None:
 def test_a_full_upstream_keeps_no_call_to_another_waiting() -> None:
     state = with_calls(call("c1"), call("c2"), call("c3", target="upstream:two"), permits=1)
     assert sorted(planned(state)) == ["c1", "c3"]
+
+
+def test_who_waits_for_an_upstream_is_looked_up_once_a_second() -> None:
+    state = with_calls(call("c1", agent="a"), call("other", target="upstream:two"), permits=0)
+    lanes = WaitingLanes()
+    for seconds, known in ((0.0, 1), (LANES_SECONDS / 2, 1), (LANES_SECONDS, 2), (-1.0, 2)):
+        found = lanes.of(state, TARGET, START + seconds)
+        assert found is not None
+        assert len(found) == known
+        assert start_rank(state, state.waiting["c1"].task, 1, found) == 1
+        state.observe_call(call("c2", agent="b", at=START + 1), free, START)
+
+
+def test_where_calls_wait_in_very_many_lanes_nobody_is_ranked() -> None:
+    calls = [call(f"c{n}", agent=f"agent-{n}") for n in range(MAX_RANKED_LANES + 1)]
+    for count, is_ranked in ((MAX_RANKED_LANES, True), (MAX_RANKED_LANES + 1, False)):
+        state = with_calls(*calls[:count], permits=0)
+        assert (WaitingLanes().of(state, TARGET, START) is not None) is is_ranked
 
 
 def test_a_capacity_that_somebody_set_counts_calls_and_the_usual_one_does_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -233,6 +234,14 @@ class KeptIndex(RuleBasedStateMachine):
         if hasattr(self, "index"):
             assert {task.id for task in self.index} == set(self.tasks)
             assert len(self.index) == len(self.tasks)
+
+    @invariant()
+    def lanes_at_a_target_hold_what_waits_for_it_unless_for_a_known_time(self) -> None:
+        if hasattr(self, "index"):
+            found = {(one.project_id, one.owner): n for one, n in self.index.lanes_at("t").items()}
+            waiting = [t for t in self.tasks.values() if t.target == "t"]
+            ready = [t for t in waiting if not self.index.gate_of(t).closed_by]
+            assert found == Counter((t.project_id, t.agent_id) for t in ready)
 
     @invariant()
     def depth_is_the_weight_of_what_no_gate_stops(self) -> None:

@@ -19,7 +19,7 @@ from executors.orders import CHAT, failure_of, opened, order, result_of
 from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Succeeded, Usage
 from headgate.core.task import ProgressReport
 from headgate.errors import InvalidSettingError
-from headgate.executors import executor
+from headgate.executors import confinement, executor
 from headgate.executors.build import build_executor
 from headgate.executors.command import reported_in
 from headgate.executors.executor import Executor, taking_reports
@@ -468,6 +468,11 @@ async def next_of(reports: asyncio.Queue[ProgressReport]) -> ProgressReport:
 LINES: list[tuple[bytes, tuple[float | None, str]]] = [
     (b"0.4 12 of 30 files", (0.4, "12 of 30 files")),
     (b"1", (1.0, "")),
+    (b" 0 ", (0.0, "")),
+    (b"1.0 done", (1.0, "done")),
+    (b"0.0 errors so far", (0.0, "errors so far")),
+    (b"1 of 30 files", (None, "1 of 30 files")),
+    (b"0 errors so far", (None, "0 errors so far")),
     (b".25\tdone", (0.25, "done")),
     (b"12 of 30 files", (None, "12 of 30 files")),
     (b"40% done", (None, "40% done")),
@@ -564,3 +569,19 @@ async def test_a_command_runs_where_there_can_be_no_pipe(
         assert result_of(await executor.execute(order()))["stdout"] == f"{os.devnull}\n"
     assert reports.empty()
     assert os.listdir(tmp_path) == []  # noqa: PTH208
+
+
+async def test_where_no_temporary_folder_is_usable_a_command_is_tried_again_later(
+    monkeypatch: pytest.MonkeyPatch, reports: asyncio.Queue[ProgressReport]
+) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    taking_reports.set(reports.put_nowait)
+    unswept = set(confinement._unswept)
+    async with opened(shell("true"), environ=PATH) as executor:
+        monkeypatch.setattr("tempfile.gettempdir", refuse)
+        failed = failure_of(await executor.execute(order()))
+        assert failed.is_transient
+        assert "No usable temporary directory" in failed.error
+    assert confinement._unswept == unswept

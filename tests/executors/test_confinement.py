@@ -155,6 +155,26 @@ def test_pipes_of_services_that_are_gone_are_removed(
     assert [*tmp_path.iterdir()] == [pipe_folder(mark, is_shared=False)]
 
 
+def test_pipes_of_dead_services_are_removed_where_the_system_shows_no_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(confinement, "_PROC", tmp_path / "proc")
+    uid, own, attempt = os.getuid(), os.getpid(), "a" * 24
+    orphan = f"{uid:x}.0.7fffffff.0.{attempt}"
+    others = [
+        f"{uid:x}.0.{own:x}.0.{attempt}",
+        f"{uid + 1:x}.0.7fffffff.0.{attempt}",
+        f"{uid:x}.{5:x}.7fffffff.1.{attempt}",
+        f"{uid:x}.0.{'f' * 16}.0.{attempt}",
+        "another",
+    ]
+    for one in (orphan, *others):
+        pipe_folder(one, is_shared=False).mkdir()
+    confinement._end_orphans.__wrapped__(own)
+    assert {*tmp_path.iterdir()} == {pipe_folder(one, is_shared=False) for one in others}
+
+
 # What it leaves behind.
 
 _STAYS = "setsid sh -c 'echo $$ > {fifo}; exec /bin/sleep 1000' > /dev/null 2>&1"

@@ -17,7 +17,9 @@ import pytest
 from gateway.billing_upstream import Plan
 from gateway.gateway_service import CHAT, LOOK_SECONDS, MESSAGES, asking, gateway_service
 from gateway.test_hostile import GZIP, http, scripted_upstream
-from headgate.gateway.gateway import Patience
+from headgate.api.shares import HeldAnswer, Holder, Shares
+from headgate.gateway.gateway import LARGE_ANSWER_BYTES, Patience, decoded_answer
+from headgate.providers.connection_pool import UNCOUNTED_BYTES
 from headgate.providers.prices import MAX_MODEL_LENGTH
 from headgate.providers.requests import MAX_VALUES, has_too_many_values
 
@@ -149,3 +151,15 @@ async def test_a_coded_stream_is_decoded_in_slices_and_stops_nobody(tmp_path: Pa
         assert answer.status_code == 200, answer.text
         assert answer.content.startswith(events)
         assert pauses.longest < 0.1, "one slice at a time"
+
+
+@pytest.mark.parametrize("size", [1_000, LARGE_ANSWER_BYTES // 2, 3 * LARGE_ANSWER_BYTES + 7])
+async def test_all_that_is_made_of_an_answer_counts_unless_it_is_short(size: int) -> None:
+    shares = Shares()
+    plain = secrets.token_bytes(size)
+    coded = gzip.compress(plain)
+    with HeldAnswer(shares, Holder("a")) as held:
+        assert await decoded_answer(coded, {"content-encoding": "gzip"}, held) == plain
+        whole = len(coded) + size
+        assert shares.bytes.taken == (whole if whole > UNCOUNTED_BYTES else 0)
+    assert not shares.bytes.taken

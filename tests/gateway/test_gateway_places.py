@@ -292,6 +292,23 @@ async def test_a_relay_lets_go_of_the_node_that_it_has_not_asked_for_longest() -
         await relay.close()
 
 
+async def test_a_relay_keeps_no_connection_to_a_node_that_it_let_go_of_while_connecting() -> None:
+    relay = LeaderRelay(lambda: "")
+    async with asyncio.timeout(10), running_endpoint() as node:
+        sending = asyncio.create_task(
+            relay.send(node.url, "POST", "/", (), b"", mark=b"", place=b"")
+        )
+        await asyncio.sleep(0)
+        pool = relay._pools[node.url]
+        for port in range(MAX_NODES):
+            relay._pool(f"http://127.0.0.1:{port + 1}")
+        assert node.url not in relay._pools
+        with await sending as response:
+            assert await response.read_all(100) == b"{}"
+        assert pool.idle == 0
+        await relay.close()
+
+
 async def test_a_relay_that_is_closed_has_no_watch_left() -> None:
     relay = LeaderRelay(lambda: "http://127.0.0.1:2")
     others = asyncio.all_tasks()

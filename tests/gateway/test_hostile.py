@@ -139,6 +139,22 @@ async def test_of_a_token_that_was_refused_a_moment_ago_no_body_is_read(
                 assert answer.startswith(b"HTTP/1.1 401")
 
 
+@pytest.mark.parametrize("is_anthropic", [True, False])
+async def test_what_is_refused_by_its_head_is_said_as_later(
+    tmp_path: Path, is_anthropic: bool
+) -> None:
+    headers = {"anthropic-version": "2023-06-01"} if is_anthropic else {}
+    async with gateway_service(tmp_path, TOKENS) as gateway:
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        early = await raw(gateway, head(gateway, "/v1/files", "content-length: 30000000", *lines))
+        late = await gateway.client.get("/v1/files", headers=headers)
+        assert late.status_code == 401
+        assert early.startswith(b"HTTP/1.1 401")
+        assert json.loads(early.partition(b"\r\n\r\n")[2]) == late.json()
+        kind = "authentication_error" if is_anthropic else "invalid_request_error"
+        assert error_of(late)["type"] == kind
+
+
 async def test_one_key_is_sent_in_one_header_of_a_name(tmp_path: Path) -> None:
     async with gateway_service(tmp_path) as gateway:
         twice = ("x-api-key: one", "x-api-key: two", "content-length: 2")

@@ -41,6 +41,9 @@ def read(path: str, **fields: object) -> ModelCall:
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "data": "x" * 400}}
+FILE = {"type": "input_image", "file_id": "f"}
+UPLOAD = {"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}
+TOOL_CALL = {"type": "tool_use", "input": {"type": "document", "file_id": "f"}}
 FIELDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (CHAT, {"stream": True}, {"is_stream": True, "wants_usage": False}),
     (CHAT, {"stream_options": {"include_usage": True}}, {"wants_usage": True}),
@@ -90,6 +93,11 @@ FIELDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (RESPONSES, {"prompt": {"id": "p1"}}, {"has_open_input": True}),
     (RESPONSES, {"input": [{"type": "input_image", "file_id": "f"}]}, {"has_open_input": True}),
     (RESPONSES, {"previous_response_id": None}, {"has_open_input": False}),
+    (MESSAGES, {"type": "tool_use", "messages": [UPLOAD]}, {"has_open_input": True}),
+    (MESSAGES, {"messages": [{**UPLOAD, "type": "tool_use"}]}, {"has_open_input": True}),
+    (RESPONSES, {"type": "tool_use", "input": [FILE]}, {"has_open_input": True}),
+    (RESPONSES, {"type": "tool_use", "input": FILE}, {"has_open_input": True}),
+    (MESSAGES, {"messages": [{"content": [TOOL_CALL]}]}, {"has_open_input": False}),
 ]
 
 
@@ -118,7 +126,15 @@ STORED: list[tuple[str, dict[str, Any], str]] = [
         },
         "file_id",
     ),
-    (MESSAGES, {"messages": [{"content": [{"type": "tool_use", "input": {"file_id": "f"}}]}]}, ""),
+    (MESSAGES, {"messages": [{"content": [TOOL_CALL]}]}, ""),
+    (MESSAGES, {"messages": [{"content": [{**TOOL_CALL, "content": [FILE]}]}]}, "file_id"),
+    (MESSAGES, {"messages": [{**UPLOAD, "type": "tool_use"}]}, "file_id"),
+    (MESSAGES, {"messages": [{**UPLOAD, **TOOL_CALL}]}, "file_id"),
+    (MESSAGES, {"type": "server_tool_use", "messages": [UPLOAD]}, "file_id"),
+    (MESSAGES, {"type": "tool_use", "container": "container_1"}, "container"),
+    (RESPONSES, {"type": "tool_use", "input": [FILE]}, "file_id"),
+    (RESPONSES, {"type": "tool_use", "input": FILE}, "file_id"),
+    (RESPONSES, {"input": [{"type": "mcp_tool_use", "input": [FILE]}]}, "file_id"),
     (MESSAGES, {"tools": [{"input_schema": {"properties": {"file_id": {}}}}]}, ""),
     (MESSAGES, {"metadata": {"file_id": "f"}}, ""),
     (CHAT, {"messages": [{"content": [{"type": "file", "file": {"file_id": "f"}}]}]}, "file_id"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from functools import cache
 from typing import Any, Protocol
@@ -126,7 +126,9 @@ class Gateway(Protocol):
     def check_head(self, head: Head) -> Caller | None:
         """Refuse whoever is not let in, as `App.check_head` does."""
 
-    def refusal(self, url: bytes, api_error: ApiError) -> Response:
+    def refusal(
+        self, url: bytes, headers: Sequence[tuple[bytes, bytes]], api_error: ApiError
+    ) -> Response:
         """Return the answer to a request that is refused by its head."""
 
     async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401
@@ -195,10 +197,16 @@ class App:
             return self.api.auth.check_head(head)
         return None
 
-    def refusal(self, url: bytes, api_error: ApiError, request_id: bytes) -> Response:
+    def refusal(
+        self,
+        url: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        api_error: ApiError,
+        request_id: bytes,
+    ) -> Response:
         """Return the answer to a request that is refused by its head."""
         if self._gateway is not None and self._gateway.takes(url):
-            return self._gateway.refusal(url, api_error)
+            return self._gateway.refusal(url, headers, api_error)
         return error_response(api_error, request_id)
 
     def most_bytes(self, url: bytes) -> int:

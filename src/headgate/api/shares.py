@@ -172,8 +172,8 @@ def held(pool: Pool, holder: Holder, what: str) -> Iterator[None]:
 class HeldAnswer:
     """An answer of an upstream that is kept as a whole: what was read of it counts for its caller.
 
-    One whose caller may have no more waits for room, and its upstream keeps the rest. The one that
-    came first does not wait for others that are read, or they could all wait for each other.
+    If its caller is at its limit, reading stops until there is room. The one that came first does
+    not wait for others that are read, or they could all wait for each other.
     """
 
     __slots__ = ("_all", "_holder", "_pool", "size")

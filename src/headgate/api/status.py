@@ -82,8 +82,7 @@ def _stopped(api: Api, caller: Caller) -> Iterator[StoppedBody]:
     """Give what is paused or drains, as far as it is one's own."""
     settings, is_all = api.config.settings, not caller.is_bound
     for project_id, project in settings.projects.items():
-        is_own = caller.agent_id is None and caller.project_id == project_id
-        if is_all or is_own:
+        if is_all or caller.project_id == project_id:
             yield from _if_stopped("project", project_id, project.status)
     for agent_id, agent in settings.agents.items():
         if is_all or caller.agent_id == agent_id:

@@ -369,4 +369,4 @@ def naming_unknown(
 
         for noun, name in ((PROJECTS, project), (AGENTS, agent), (TARGETS, target)):
             if name:
-                noun.tell_unknown(client, name)
+                noun.warn_of_unknown(client, name)

@@ -6,6 +6,7 @@ know is answered with those that it knows, and with how to add one.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -80,8 +81,8 @@ class Noun(NamedTuple):
             advice = self.advice.format(name=name)
             raise unknown_name(self.name, name, known, advice) from None
 
-    def tell_unknown(self, client: SyncClient, name: str) -> None:
-        """Say on standard error that a filter names nothing that there is, and what may be meant.
+    def warn_of_unknown(self, client: SyncClient, name: str) -> None:
+        """Warn on standard error that a filter names nothing that there is; say what is meant.
 
         Whoever may not list what there is hears nothing.
         """
@@ -477,7 +478,7 @@ def set_agent(
             resets = " ".join(
                 f"--reset {option}" for option, field in _AGENT_FIELDS.items() if field in change
             )
-            remove = f"headgate agent set {name} {resets} removes it again."
+            remove = f"headgate agent set {shlex.quote(name)} {resets} removes it again."
             line = f"{name} is a new agent; {meant} {remove}" if meant else remove
             click.echo(printable(f"headgate: {line}"), err=True)
 

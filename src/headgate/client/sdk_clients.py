@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from decimal import Decimal
 from importlib import import_module
 from inspect import signature
@@ -283,10 +285,10 @@ class _Service:
             else plain_usd(to_limit_micro_usd(budget_usd, field="budget_usd"))
         )
         self._is_named = scope is not None
-        # Of concurrent first calls one creates the budget. A client may outlive its event loop.
         self._lock = threading.Lock()
-        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]
-        self._locks = WeakKeyDictionary()
+        self._creating: Future[None] | None = None
+        """What first calls wait for at the same time: one of them creates the budget for all."""
+
         if budget_usd is not None and scope is None:
             self._scope = f"session:sdk-{secrets.token_hex(4)}"
         if budget_usd is not None and callable(scope):
@@ -357,34 +359,74 @@ class _Service:
         return {"x-headgate-scope": given_name("scope", self._scope)}
 
     def create_budget(self) -> None:
-        """Have the service keep the budget; a token that is bound keeps it within its own."""
-        with self._lock:
-            if self._limit_usd is None:
-                return
-            limit_usd, scope = self._limit_usd, str(self._scope)
-            with SyncClient(self.url, token=self.token) as client:
-                try:
-                    client.create_budget(scope, limit_usd=limit_usd)
-                except NotAllowedError as error:
-                    self._check_bound(error)
-                    scope = f"{client.budget_status().scope}/{scope}"
-                    client.create_budget(scope, limit_usd=limit_usd)
-            self._scope, self._limit_usd = scope, None
+        """Have the service keep the budget; a token that is bound keeps it within its own.
+
+        All that call this meanwhile get the same error.
+        """
+        while (joined := self._join()) is not None:
+            creating, is_own = joined
+            if not is_own:
+                creating.result()
+                continue
+            with self._sharing(creating):
+                limit_usd, scope = self._limit_usd, str(self._scope)
+                with SyncClient(self.url, token=self.token) as client:
+                    try:
+                        client.create_budget(scope, limit_usd=limit_usd)
+                    except NotAllowedError as error:
+                        self._check_bound(error)
+                        scope = f"{client.budget_status().scope}/{scope}"
+                        client.create_budget(scope, limit_usd=limit_usd)
+                self._scope, self._limit_usd = scope, None
 
     async def create_budget_async(self) -> None:
         """Do the same on an event loop."""
-        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+        while (joined := self._join()) is not None:
+            creating, is_own = joined
+            if not is_own:
+                await asyncio.wrap_future(creating)
+                continue
+            with self._sharing(creating):
+                limit_usd, scope = self._limit_usd, str(self._scope)
+                async with Client(self.url, token=self.token) as client:
+                    try:
+                        await client.create_budget(scope, limit_usd=limit_usd)
+                    except NotAllowedError as error:
+                        self._check_bound(error)
+                        scope = f"{(await client.budget_status()).scope}/{scope}"
+                        await client.create_budget(scope, limit_usd=limit_usd)
+                self._scope, self._limit_usd = scope, None
+
+    def _join(self) -> tuple[Future[None], bool] | None:
+        """Return what creates the budget, and whether the caller is to do it.
+
+        It is None once the budget is there.
+        """
+        with self._lock:
+            if self._creating is not None:
+                return self._creating, False
             if self._limit_usd is None:
-                return
-            limit_usd, scope = self._limit_usd, str(self._scope)
-            async with Client(self.url, token=self.token) as client:
-                try:
-                    await client.create_budget(scope, limit_usd=limit_usd)
-                except NotAllowedError as error:
-                    self._check_bound(error)
-                    scope = f"{(await client.budget_status()).scope}/{scope}"
-                    await client.create_budget(scope, limit_usd=limit_usd)
-            self._scope, self._limit_usd = scope, None
+                return None
+            creating: Future[None] = Future()
+            # Nobody who waits for it can cancel it.
+            creating.set_running_or_notify_cancel()
+            self._creating = creating
+            return creating, True
+
+    @contextmanager
+    def _sharing(self, creating: Future[None]) -> Iterator[None]:
+        """Tell those that wait how it has ended; if somebody interrupted it, one does it anew."""
+        try:
+            yield
+        except BaseException as error:
+            self._creating = None
+            if isinstance(error, Exception):
+                creating.set_exception(error)
+            else:
+                creating.set_result(None)
+            raise
+        self._creating = None
+        creating.set_result(None)
 
     def _check_bound(self, error: NotAllowedError) -> None:
         if self._is_named or error.details.get("field") != "scope":

@@ -1263,7 +1263,7 @@ class BudgetParking:
         self,
         waiting: Waiting,
         hold: Hold,
-        goes_before: Callable[[Task, Task], bool] = lambda _task, _other: False,
+        goes_before: Callable[[Task, Task], bool],
     ) -> GatePart | None:
         """Set a task aside that would overtake others, and return behind what.
 

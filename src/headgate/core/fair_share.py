@@ -139,7 +139,7 @@ def _rank(turn: Turn) -> tuple[int, int, int, Turn]:
 
 
 class WaitingLane(NamedTuple):
-    """A lane as those see it who wait beside it; the one with the lower `served` goes first."""
+    """A lane with waiting tasks; of two lanes the one with the lower `served` goes first."""
 
     project_id: str
     waiting: int
@@ -158,7 +158,7 @@ def expected_rank(
     elsewhere: dict[str, list[WaitingLane]] = {}
     for lane in others:
         if lane.project_id == own.project_id:
-            rank += _before(position, lane.waiting, goes_first=lane.served < own.served)
+            rank += starts_ahead(position, lane.waiting, goes_first=lane.served < own.served)
         else:
             elsewhere.setdefault(lane.project_id, []).append(lane)
     ahead = 0
@@ -167,12 +167,12 @@ def expected_rank(
         turns = rank * weight / own_weight if own_weight else math.inf if weight else rank
         waiting = sum(lane.waiting for lane in lanes)
         goes_first = min(lane.served for lane in lanes) < own.served
-        ahead += _before(turns, waiting, goes_first=goes_first)
+        ahead += starts_ahead(turns, waiting, goes_first=goes_first)
     return rank + ahead
 
 
-def _before(turns: float, waiting: int, *, goes_first: bool) -> int:
-    """Return how many start of a queue that has had so many turns when another has its own."""
+def starts_ahead(turns: float, waiting: int, *, goes_first: bool) -> int:
+    """Return how many tasks of another queue start before ours."""
     if turns > waiting:
         return waiting
     sure = max(0, math.ceil(turns) - 1)

@@ -9,7 +9,7 @@ together, so that a closed one costs nothing however many tasks stand behind it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import count
 from math import inf
@@ -276,6 +276,10 @@ class GateTable:
             if self._shut(part) is not None:
                 return False
         return True
+
+    def of(self, part: GatePart) -> Iterable[Gate]:
+        """Return the gates that have a part, closed by it or not."""
+        return self._by_part.get(part, ())
 
     def behind(self, part: GatePart) -> list[Gate]:
         """Return the gates that a part closes now."""

@@ -1158,14 +1158,14 @@ class LaneIndex:
     def lanes_at(self, target: str) -> dict[Lane, int]:
         """Return how much waits for a target in each lane, but not for a known time.
 
-        It looks at every gate, so it is for people, and not for a decision.
+        It looks at all gates of the target, so it is for people, and not for a decision.
         """
         found: dict[Lane, int] = {}
-        for gate, lanes in self.gate_lanes.items():
-            is_later = any(one.until is not None for one in gate.closed_by.values())
-            if GatePart("target", target) in gate.parts and not is_later:
-                for lane in lanes:
-                    found[lane] = found.get(lane, 0) + lane.behind(gate)
+        for gate in self.gates.of(GatePart("target", target)):
+            if any(one.until is not None for one in gate.closed_by.values()):
+                continue
+            for lane in self.gate_lanes.get(gate, ()):
+                found[lane] = found.get(lane, 0) + lane.behind(gate)
         return found
 
     def gate_of(self, task: Task) -> Gate:

@@ -6,7 +6,8 @@ such a round would start waits only because others go first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import attrgetter
 from typing import TypeVar
@@ -26,7 +27,7 @@ from headgate.core.gates import (
     read_grant_part,
     read_kind_part,
 )
-from headgate.core.lane_index import lane_kind
+from headgate.core.lane_index import LaneKind, lane_kind
 from headgate.core.reasons import (
     AgentFull,
     AgentUnavailable,
@@ -147,7 +148,43 @@ def warning_at_submit(dispatch_state: DispatchState, task: Task) -> str:
     return expiry_warning(reason, task.deadline)
 
 
-def start_rank(dispatch_state: DispatchState, call: Task, position: int, now: float) -> int:
+LANES_SECONDS = 1.0
+"""For how long it is remembered who waits for an upstream: thousands of calls may ask at a time."""
+MAX_RANKED_LANES = 256
+"""Where calls wait in more lanes nobody is told a rank: each call would look at all of them."""
+
+LaneKey = tuple[str, str | None, LaneKind]
+
+
+class WaitingLanes:
+    """The lanes in which calls wait for each upstream, as they were within the last second."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, dict[LaneKey, WaitingLane] | None]] = {}
+
+    def of(
+        self, dispatch_state: DispatchState, target: str, now: float
+    ) -> dict[LaneKey, WaitingLane] | None:
+        """Return the lanes of an upstream; None if they are too many to be ranked."""
+        looked_at, lanes = self._known.get(target, (-math.inf, None))
+        if 0 <= now - looked_at < LANES_SECONDS:
+            return lanes
+        found = dispatch_state.index.lanes_at(target)
+        lanes = None
+        if len(found) <= MAX_RANKED_LANES:
+            lanes = {
+                (lane.project_id, lane.owner, lane.kind): WaitingLane(
+                    lane.project_id, waiting, (lane.served_tick, -(lane.longest_wait(now) or 0.0))
+                )
+                for lane, waiting in found.items()
+            }
+        self._known[target] = (now, lanes)
+        return lanes
+
+
+def start_rank(
+    dispatch_state: DispatchState, call: Task, position: int, lanes: Mapping[LaneKey, WaitingLane]
+) -> int:
     """Return at which start at its upstream a call has its turn, the first is 1.
 
     `position` is its place among the calls of its lane that wait for this upstream.
@@ -155,15 +192,8 @@ def start_rank(dispatch_state: DispatchState, call: Task, position: int, now: fl
     key = (call.project_id, call.agent_id, lane_kind(call))
     projects = dispatch_state.settings.projects
     weights = {one.id: one.credit_weight for one in projects if one.status in WORKING}
-    own = WaitingLane(call.project_id, position, (0.0, 0.0))
-    others = []
-    for lane, waiting in dispatch_state.index.lanes_at(call.target or "").items():
-        served = (lane.served_tick, -(lane.longest_wait(now) or 0.0))
-        seen = WaitingLane(lane.project_id, waiting, served)
-        if (lane.project_id, lane.owner, lane.kind) == key:
-            own = seen
-        elif lane.project_id in weights:
-            others.append(seen)
+    own = lanes.get(key) or WaitingLane(call.project_id, position, (0.0, 0.0))
+    others = [one for name, one in lanes.items() if name != key and one.project_id in weights]
     return expected_rank(position, own, others, weights)
 
 

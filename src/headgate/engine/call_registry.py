@@ -42,7 +42,7 @@ from headgate.core.rate_limits import RateCharge
 from headgate.core.reasons import ClientAway
 from headgate.core.task import UPSTREAM_PREFIX, Progress, Task, TaskRecord
 from headgate.core.task_money import OpenCalls
-from headgate.core.why import TaskReason, reasons, start_rank
+from headgate.core.why import TaskReason, WaitingLanes, reasons, start_rank
 from headgate.engine.escrow import Draw, Escrow
 from headgate.engine.task_calls import TaskCalls, TaskDraw
 from headgate.errors import (
@@ -391,6 +391,7 @@ class Calls:
         self._closures: dict[GatePart, GateClosure] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._intervals: dict[str, tuple[float, float]] = {}
+        self._lanes = WaitingLanes()
         self._listeners: list[Callable[[CallRecord], None]] = []
         self.choose_key: ChooseKey | None = None
         """Chooses among several keys; without, the one with the most headroom is used."""
@@ -1308,15 +1309,19 @@ class Calls:
     def _expected(
         self, call: LiveCall, state: DispatchState, found: tuple[TaskReason, ...], now: float
     ) -> float | None:
-        """Return about how long a call waits: until a time that is known, or at the latest pace."""
+        """Return about how long a call waits: until a time that is known, or at the latest pace.
+
+        Where calls wait in very many lanes nobody says.
+        """
         times = [one.until for one in found if one.until is not None]
         if times:
             return max(0.0, max(times) - now)
         target = call.route.target
         _, seconds = self._intervals.get(target, (0.0, 0.0))
-        if not seconds:
+        lanes = self._lanes.of(state, target, now) if seconds else None
+        if lanes is None:
             return None
-        return seconds * start_rank(state, call.task, self._position(call.record, target), now)
+        return seconds * start_rank(state, call.task, self._position(call.record, target), lanes)
 
     def _note_start(self, target: str, now: float) -> None:
         """Learn the pace at which an upstream takes calls while some wait."""

@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing, suppress
 from errno import EACCES, ENOENT
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -237,18 +237,18 @@ class Children:
 
     async def run(self, child: Child) -> Outcome:
         """Run a child to its end; a cancellation ends its whole group before it goes on."""
-        mark, confined_in = self._sweeper.begin(), None
-        pipe = ProgressPipe.opened(mark, self._hidden, is_shared=child.user is not None)
-        # A command of the service's own user could end the service itself, and is trusted with the
-        # mark. Whoever is another user from the beginning cannot enter a group of this one's.
-        if self._groups is not None and child.user is not None and self._launcher.sets_user:
-            confined_in = self._groups.create(mark)
-        environ = {
-            **child.environ,
-            **marked(mark),
-            PROGRESS_VARIABLE: os.devnull if pipe is None else pipe.path,
-        }
+        mark, pipe, confined_in = self._sweeper.begin(), None, None
         try:
+            pipe = ProgressPipe.opened(mark, self._hidden, is_shared=child.user is not None)
+            # A command of the service's own user could end the service itself, and is trusted with
+            # the mark. Another user from the beginning cannot enter a group of this one's.
+            if self._groups is not None and child.user is not None and self._launcher.sets_user:
+                confined_in = self._groups.create(mark)
+            environ = {
+                **child.environ,
+                **marked(mark),
+                PROGRESS_VARIABLE: os.devnull if pipe is None else pipe.path,
+            }
             return await self._run(child, environ, confined_in)
         finally:
             if pipe is not None:
@@ -495,7 +495,7 @@ class ProcessGroup:
     ) -> subprocess.Popen[bytes]:
         # A file, unlike a pipe, needs nobody to feed it and does not mind a child that never reads.
         user = self._user
-        with tempfile.TemporaryFile() as file:
+        with _temporary_file() as file:
             file.write(stdin)
             file.seek(0)
             if user is not None:
@@ -516,6 +516,14 @@ class ProcessGroup:
                 group=None if changed is None else changed.gid,
                 extra_groups=None if changed is None else changed.groups,
             )
+
+
+def _temporary_file() -> IO[bytes]:
+    try:
+        return tempfile.TemporaryFile()
+    except FileNotFoundError as error:
+        # No folder for temporary files can be written to, and it is no file of the command.
+        raise OSError(errno.ENOSPC, error.strerror) from None
 
 
 def _two_captures(max_bytes: int, spare_bytes: int) -> tuple[Capture, Capture]:
@@ -656,7 +664,8 @@ class Capture:
 # How far a command is, as it says itself.
 
 MAX_LINE_BYTES = 4_096
-_FRACTION = re.compile(r"\s*([01]|[01]?\.[0-9]+)(?=\s|$)")
+_FRACTION = re.compile(r"\s*([01](?=\s*$)|[01]?\.[0-9]+(?=\s|$))")
+"""A whole number stands for itself alone: "1 of 30 files" is a text."""
 _ALL_WRITE = 0o622
 _ALL_ENTER = 0o711
 
@@ -683,9 +692,10 @@ class ProgressPipe:
         """Return the pipe of an attempt; None if nobody takes reports, or there can be no pipe."""
         if taking_reports.get() is None:
             return None
-        # In a folder that all may enter the name is what others do not know.
-        path = pipe_folder(mark, is_shared=is_shared) / secrets.token_hex(12)
+        path = None
         try:
+            # In a folder that all may enter the name is what others do not know.
+            path = pipe_folder(mark, is_shared=is_shared) / secrets.token_hex(12)
             path.parent.mkdir(mode=0o700)
             os.mkfifo(path, 0o600)
             if is_shared:
@@ -693,7 +703,8 @@ class ProgressPipe:
                 path.parent.chmod(_ALL_ENTER)
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            _remove_pipe(path)
+            if path is not None:
+                _remove_pipe(path)
             return None
         return cls(path, descriptor, hidden)
 

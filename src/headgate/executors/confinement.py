@@ -240,6 +240,21 @@ def _is_orphan(mark: bytes) -> bool:
     return (uid, namespace) == (os.getuid(), _namespace()) and _started_at(pid) != started
 
 
+def _is_of_dead_process(mark: bytes) -> bool:
+    """Tell the same where the system shows no processes, by the number of the service alone."""
+    found = _PARTS.fullmatch(mark)
+    if found is None:
+        return False
+    uid, namespace, pid, _ = (int(part, 16) for part in found.groups())
+    if (uid, namespace) != (os.getuid(), 0):
+        return False
+    try:
+        os.kill(pid, 0)
+    except (OSError, OverflowError) as error:
+        return isinstance(error, ProcessLookupError)
+    return False
+
+
 def has_marks() -> bool:
     """Whether the system shows the environment of processes, by which they are found."""
     return hasattr(os, "pidfd_open") and (_PROC / "self/environ").exists()
@@ -473,9 +488,10 @@ def pipe_folder(mark: str, *, is_shared: bool) -> Path:
 
 
 def _remove_orphaned_folders() -> None:
+    is_left = _is_orphan if has_marks() else _is_of_dead_process
     for where in {_SHARED_TEMPORARY, tempfile.gettempdir()}:
         for left in Path(where).glob(f"{_PIPE_PREFIX}*"):
-            if _is_orphan(left.name.removeprefix(_PIPE_PREFIX).encode()):
+            if is_left(left.name.removeprefix(_PIPE_PREFIX).encode()):
                 shutil.rmtree(left, ignore_errors=True)
 
 
@@ -488,9 +504,7 @@ SWEEP_SECONDS = 0.5
 @functools.cache
 def _end_orphans(pid: int) -> None:  # noqa: ARG001  once for each process
     try:
-        if not has_marks():
-            return
-        killed = kill_marked((), orphans=True)
+        killed = kill_marked((), orphans=True) if has_marks() else 0
         _remove_orphaned_folders()
     except OSError as error:
         _LOG.warning("what a killed service left running was not looked for: %s", error)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path as FilePath
@@ -98,6 +98,7 @@ from headgate.gateway.identity import (
 from headgate.gateway.protocols import (
     CODEX,
     EVENT_STREAM,
+    ErrorAnswer,
     Failure,
     ListedModel,
     Protocol,
@@ -147,6 +148,7 @@ from headgate.providers.call_estimates import (
     strict_bound,
 )
 from headgate.providers.connection_pool import (
+    UNCOUNTED_BYTES,
     NotSentError,
     UpstreamError,
     UpstreamResponse,
@@ -763,18 +765,20 @@ class Gateway:
             raise ApiError("unauthorized", _NO_ATTEMPT)
         return None
 
-    def refusal(self, url: bytes, api_error: ApiError) -> Response:
+    def refusal(
+        self, url: bytes, headers: Sequence[tuple[bytes, bytes]], api_error: ApiError
+    ) -> Response:
         """Return the answer to a request that is refused by its head, as its protocol has it."""
-        protocol: Protocol | None = None
+        spoken: Protocol | None = None
         with suppress(ApiError):
             path = url.partition(b"?")[0].decode("latin-1")
-            protocol = protocol_of(split_prefix(path).rest)
-        told = _refusal_of(api_error)
-        seconds = told.retry_after_seconds
-        answer = error_answer(
-            protocol or Protocol.CHAT, told.failure, told.message, retry_after_seconds=seconds
+            spoken = protocol_of(split_prefix(path).rest)
+        answer = _error_answer(_refusal_of(api_error), spoken, RequestHeaders(headers))
+        # What is wrong with a head itself has statuses that no protocol has another for.
+        status = api_error.kind.status
+        return Response(
+            answer.status if status in _BY_STATUS else status, answer.body, answer.headers
         )
-        return Response(api_error.kind.status, answer.body, answer.headers)
 
     async def serve(self, request: Request, send: Any) -> None:  # noqa: ANN401 - as ASGI has it
         """Answer a request, whatever happens, in the shape of its protocol."""
@@ -804,25 +808,16 @@ class Gateway:
         """Tell a client that its call is not answered: in its open stream, or instead of one."""
         if client.has_gone:
             return
-        is_anthropic = bool(client.request.header(b"anthropic-version"))
-        protocol = spoken or (Protocol.MESSAGES if is_anthropic else Protocol.CHAT)
+        named = RequestHeaders(client.request.all_headers())
         if client.has_head:
-            relay = client.relay or StreamRelay(protocol)
+            relay = client.relay or StreamRelay(_spoken_by(named, spoken))
             seconds = refusal.retry_after_seconds
             await client.piece(
                 relay.fail(refusal.failure, refusal.message, retry_after_seconds=seconds)
             )
             await client.end()
             return
-        name = client_of(RequestHeaders(client.request.all_headers()))
-        answer = error_answer(
-            protocol,
-            refusal.failure,
-            refusal.message,
-            client=name,
-            resets_at=refusal.resets_at,
-            retry_after_seconds=refusal.retry_after_seconds,
-        )
+        answer = _error_answer(refusal, spoken, named)
         headers = [_JSON, *answer.headers, *refusal.headers]
         if client.live is not None:
             headers += call_headers(client.live, self._api.engine.now)
@@ -1141,12 +1136,12 @@ class Gateway:
         if not self._passes_keys:
             keys = ClientKeys(token=keys.token)
         reserve = self._reserve_mode(who)
-        further = [] if caller.is_trusted else caller.further(who.scopes)
-        if further:
+        further = caller.further(who.scopes)
+        is_counted = bool(further) and not caller.is_trusted
+        if is_counted:
             await check_own_scopes(self._api, caller, further)
-        # The first one is that of the project, which is configured.
-        warning = await self._scope_warning(caller, [Scope(one) for one in who.scopes[1:]])
-        if not further and not warning:
+        warning = await self._scope_warning(caller, further)
+        if not is_counted and not warning:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
         return Sender(who, keys, caller, headers, request.holder, reserve, warning=warning)
 
@@ -1155,17 +1150,16 @@ class Gateway:
 
         What was found is kept for a while, so that not every call looks for a nearest name.
         """
-        named = tuple([one for one in scopes if one != caller.bounds.own_scope])
-        if not named:
+        if not scopes:
             return b""
         now = asyncio.get_running_loop().time()
-        key = (named, caller.bounds)
+        key = (tuple(scopes), caller.bounds)
         warning, until = self._warnings.get(key, (b"", 0.0))
         if now < until:
             return warning
-        lines = await undefined_budgets(self._api, caller, named)
+        lines = await undefined_budgets(self._api, caller, scopes)
         warning = " ".join(lines)[:MAX_WARNING_BYTES].encode("ascii", "replace")
-        if sum(map(len, named)) <= MAX_REMEMBERED_LENGTH:
+        if sum(map(len, scopes)) <= MAX_REMEMBERED_LENGTH:
             if len(self._warnings) >= MAX_REMEMBERED:
                 self._warnings.clear()
             self._warnings[key] = (warning, now + FRESH_SECONDS)
@@ -1555,7 +1549,6 @@ class Gateway:
             else:
                 if grant is not None:
                     return grant
-                await self._clamp(asked, live, self._calls.refusal_of(live))
 
     async def _wait(self, asked: Asked, live: LiveCall) -> None:
         """Wait for the turn of a call, and keep its client alive meanwhile."""
@@ -1689,7 +1682,7 @@ class Gateway:
         call = asked.call
         if call.bound_tokens is not None or asked.name == OTHER:
             return line
-        field = "max_output_tokens" if asked.protocol is Protocol.RESPONSES else "max_tokens"
+        field = _LENGTH_FIELDS.get(asked.protocol, "max_tokens")
         is_strict = asked.reserve is Reserve.STRICT
         window = self._prices.context_window(live.route.model) if is_strict else None
         reserved = None if window is None else call.answers * window
@@ -2129,7 +2122,7 @@ class Gateway:
             if body is None:
                 body = await response.read_all(MAX_ANSWER_BYTES, held.count)
             if "content-encoding" in texts and codings_of(texts):
-                body = await _decoded_answer(body, texts, held)
+                body = await decoded_answer(body, texts, held)
         except (UpstreamError, ContentCodingError, LimitReachedError) as error:
             length = response.header(b"content-length")
             size = int(length) if length.isdigit() and len(length) < _MOST_DIGITS else held.size
@@ -2676,6 +2669,13 @@ _SEND_TOKEN = "send a token of Headgate as the API key: hg_…"  # noqa: S105
 _NO_ATTEMPT = "the token is of no attempt at a task that runs here now"
 
 
+_LENGTH_FIELDS = {
+    Protocol.RESPONSES: "max_output_tokens",
+    # Newer models take nothing but the first.
+    Protocol.CHAT: "max_completion_tokens or max_tokens",
+}
+
+
 def _shown(keys: ClientKeys) -> bytes:
     """Return the header that shows a token to the API."""
     return f"Bearer {keys.token}".encode() if keys.token else b""
@@ -2722,33 +2722,25 @@ def _decoded(body: bytes, texts: dict[str, str], max_bytes: int) -> bytes:
     if not codings_of(texts):
         return body
     decoder = ContentDecoder(coding_of(texts), max_bytes=max_bytes)
-    made = bytearray(decoder.feed(body))
-    while decoder.has_more:
-        made += decoder.feed(b"")
+    made = decoder.feed_many(body)
     decoder.finish()
-    return bytes(made)
+    return made
 
 
-async def _decoded_answer(body: bytes, texts: dict[str, str], held: HeldAnswer) -> bytes:
+async def decoded_answer(body: bytes, texts: dict[str, str], held: HeldAnswer) -> bytes:
     """Return a whole answer without its coding; what is made of it counts as it is made."""
     decoder = ContentDecoder(coding_of(texts), max_bytes=MAX_ANSWER_BYTES)
-    made = bytearray()
-    given = body
+    decode = partial(decoder.feed_many, max_bytes=LARGE_ANSWER_BYTES)
+    made = bytearray(await asyncio.to_thread(decode, body))
     while True:
-        await asyncio.to_thread(_decode_part, decoder, given, made)
+        size = len(body) + len(made)
+        if size > UNCOUNTED_BYTES:
+            await held.count(size)
         if not decoder.has_more:
             break
-        given = b""
-        await held.count(len(body) + len(made))
+        made += await asyncio.to_thread(decode, b"")
     decoder.finish()
     return bytes(made)
-
-
-def _decode_part(decoder: ContentDecoder, given: bytes, made: bytearray) -> None:
-    most = len(made) + LARGE_ANSWER_BYTES
-    made += decoder.feed(given)
-    while decoder.has_more and len(made) < most:
-        made += decoder.feed(b"")
 
 
 def _check_model(model: str) -> None:
@@ -2845,6 +2837,26 @@ def _refusal_of(error: ApiError) -> _Refusal:
     failure = _BY_STATUS.get(status, usual)
     seconds = 5.0 if failure in (Failure.TRY_AGAIN, Failure.UNAVAILABLE) else None
     return _Refusal(failure, error.body.error, retry_after_seconds=seconds)
+
+
+def _spoken_by(headers: RequestHeaders, spoken: Protocol | None) -> Protocol:
+    """Return the protocol of a request, by its path or otherwise by its headers."""
+    is_anthropic = bool(headers.raw(b"anthropic-version"))
+    return spoken or (Protocol.MESSAGES if is_anthropic else Protocol.CHAT)
+
+
+def _error_answer(
+    refusal: _Refusal, spoken: Protocol | None, headers: RequestHeaders
+) -> ErrorAnswer:
+    """Return a refusal as the client reads it that has sent these headers."""
+    return error_answer(
+        _spoken_by(headers, spoken),
+        refusal.failure,
+        refusal.message,
+        client=client_of(headers),
+        resets_at=refusal.resets_at,
+        retry_after_seconds=refusal.retry_after_seconds,
+    )
 
 
 # What the gateway answers to, as the description of the API has it. `Gateway.serve` takes a request

@@ -306,8 +306,7 @@ class LeaderRelay:
             return
         for address, pool in self._pools.items():
             if not pool.in_use:
-                while pool.idle:
-                    pool.drop_idle()
+                pool.retire()
                 del self._pools[address]
                 return
 

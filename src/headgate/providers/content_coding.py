@@ -9,6 +9,7 @@ never asked for, and refused.
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Mapping
@@ -146,7 +147,9 @@ class ContentDecoder:
         self._check_bounds()
         return piece
 
-    def feed_many(self, data: bytes, *, max_bytes: int, seconds: float) -> bytes:
+    def feed_many(
+        self, data: bytes, *, max_bytes: float = math.inf, seconds: float = math.inf
+    ) -> bytes:
         """Do slices of work until there is nothing to do, or one of the bounds is reached."""
         ends = time.perf_counter() + seconds
         made = bytearray(self.feed(data))

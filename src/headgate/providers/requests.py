@@ -58,6 +58,10 @@ _RARE_FIELDS = frozenset(
 )
 """All that is read of a body beside what nearly every one has."""
 _TOOL_CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
+"""Blocks whose `input` is an object that a model gave a tool: text to the model, whatever it says.
+
+All else in such a block is read as in any other, and a body is no block, whatever type it says.
+"""
 _CLIENT_TOOLS = re.compile(
     r"(?:function|custom|apply_patch|local_shell|computer_use_preview"
     r"|(?:bash|text_editor|computer|memory)_[0-9]+)$"
@@ -351,7 +355,7 @@ class _Measure:
                 if is_plain or value.keys().isdisjoint(_MARKS):
                     waiting += value.values()
                 else:
-                    self._add_object(value, waiting)
+                    self._add_object(value, waiting, is_body=value is content)
             elif isinstance(value, list):
                 waiting += value
             elif type(value) is int:
@@ -359,14 +363,11 @@ class _Measure:
                 size += CHARACTERS_PER_TOKEN
         self.size += size
 
-    def _add_object(self, value: dict[str, Any], waiting: list[object]) -> None:
+    def _add_object(self, value: dict[str, Any], waiting: list[object], *, is_body: bool) -> None:
         """Measure what is no text in an object; what is left to be measured waits."""
         kind = value.get("type")
         kind = kind if isinstance(kind, str) else ""
-        if kind in _TOOL_CALLS:
-            # What a tool is given is text to the model, whatever it looks like.
-            self.add(list(value.values()), is_plain=True)
-            return
+        has_arguments = kind in _TOOL_CALLS and not is_body
         image = _IMAGES.get(kind)
         if not value.keys().isdisjoint(_STORED_FIELDS):
             self.may_refer = True
@@ -374,7 +375,9 @@ class _Measure:
         if kind in _OPEN_TYPES:
             self.is_open = True
         for name, field in value.items():
-            if name == image:
+            if has_arguments and name == "input" and isinstance(field, dict):
+                self.add(field, is_plain=True)
+            elif name == image:
                 self.size += IMAGE_CHARS
                 self.images += 1
                 self.may_refer |= isinstance(field, dict) and "file_id" in field
@@ -398,19 +401,20 @@ def _stored_reference(fields: dict[str, Any]) -> str:
             waiting += value
         elif isinstance(value, dict):
             kind = value.get("type")
-            if isinstance(kind, str) and kind in _TOOL_CALLS:
-                continue
+            has_arguments = isinstance(kind, str) and kind in _TOOL_CALLS and value is not fields
             for name, field in value.items():
+                if has_arguments and name == "input" and isinstance(field, dict):
+                    continue
                 # Whoever made the skills that come with the provider has them from there.
                 is_public = name == "skill_id" and kind == "anthropic"
-                if name in _STORED_FIELDS and _names_one(field) and not is_public:
+                if name in _STORED_FIELDS and _has_id(field) and not is_public:
                     return str(name)
                 if name not in _UNREAD_FIELDS:
                     waiting.append(field)
     return ""
 
 
-def _names_one(field: object) -> bool:
+def _has_id(field: object) -> bool:
     """Tell whether the value of a field is an id, or has some."""
     if isinstance(field, dict):
         field = field.get("id")

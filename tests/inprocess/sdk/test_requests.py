@@ -147,7 +147,7 @@ PDF = "JVBERi0" * 100
         ({"data": PDF}, 4 + 700),
         ({"file": {"file_data": PDF}}, 4 + 9 + 700 // 16),
         (
-            {"type": "tool_use", "input": {"type": "base64", "data": PDF}},
+            [{"type": "tool_use", "input": {"type": "base64", "data": PDF}}],
             4 + 8 + 5 + 4 + 6 + 4 + 700,
         ),
         ([None, True, 1.5], 0),

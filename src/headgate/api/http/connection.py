@@ -774,7 +774,7 @@ class Connection(asyncio.Protocol):
     def _shape(self, api_error: ApiError, request_id: bytes) -> Response:
         if self._shared.refusal is None:
             return error_response(api_error, request_id)
-        return self._shared.refusal(self._url, api_error, request_id)
+        return self._shared.refusal(self._url, self._headers, api_error, request_id)
 
     def _linger(self) -> None:
         # To close while the client still sends would reset the connection, and with it the answer.
@@ -804,8 +804,9 @@ class Connections:
         self.check_head: Callable[[Head], Caller | None] | None = getattr(app, "check_head", None)
         self.shares: Shares = getattr(app, "shares", None) or Shares()
         self.most_bytes: Callable[[bytes], int] = getattr(app, "most_bytes", None) or _usual_bytes
-        self.refusal: Callable[[bytes, ApiError, bytes], Response] | None
-        self.refusal = getattr(app, "refusal", None)
+        self.refusal: (
+            Callable[[bytes, Sequence[tuple[bytes, bytes]], ApiError, bytes], Response] | None
+        ) = getattr(app, "refusal", None)
         self.open: set[Connection] = set()
         self.date = DateHeader()
         self.request_ids = request_ids()
