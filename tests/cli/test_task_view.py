@@ -184,3 +184,22 @@ def test_what_was_reported_is_told_from_what_nobody_said(
     assert lines.get("reported") == shown
     assert ("unpriced" in lines) == (reported[1] is None)
     assert lines["priority"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "target", "shown"),
+    [
+        (812, "job", "nobody knows what it cost in dollars; `headgate doctor` has the line to add"),
+        (None, "job", "it reported no cost; set estimate_usd in [targets.job], or report usage"),
+        (None, None, "it reported no cost; set estimate_usd in its target, or report usage"),
+    ],
+)
+def test_an_unpriced_task_says_what_to_do(
+    tokens: int | None, target: str | None, shown: str
+) -> None:
+    record = TaskRecord(
+        task=Task(id="t", project_id="x", created_at=1.0, status=TaskStatus.DONE, target=target),
+        progress=Progress(attempt=1, reported_tokens=tokens, is_unpriced=True),
+    )
+    lines = dict(line.split(maxsplit=1) for line in lines_of(whole_snapshot_of(record)))
+    assert lines["unpriced"] == shown

@@ -86,6 +86,8 @@ def lines_of(task: TaskSnapshot) -> list[str]:
     if task.choice is not None:
         said = (printable(one) for one in task.choice.sentences(task.project_id))
         lines["choice"] = f"\n{' ' * (width + 2)}".join(said)
+    if task.unpriced:
+        lines["unpriced"] = printable(_unpriced(task))
     return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in lines.items()]
 
 
@@ -98,8 +100,6 @@ def _value(name: str, value: object, *, indent: int) -> str:
         return f"\n{' ' * indent}".join(texts)
     if name == "reported":
         return _reported(cast("ReportedBody", value))
-    if name == "unpriced":
-        return "nobody knows what it cost in dollars; `headgate doctor` has the line to add"
     if name == "progress":
         return progress_line(cast("ProgressBody", value))
     if name == "usage":
@@ -112,6 +112,14 @@ def _value(name: str, value: object, *, indent: int) -> str:
     if isinstance(value, tuple):
         return printable(", ".join(str(one) for one in value))
     return printable(str(getattr(value, "value", value)))
+
+
+def _unpriced(task: TaskSnapshot) -> str:
+    """Say what to do about a success whose dollars nobody knows."""
+    if task.reported is not None:
+        return "nobody knows what it cost in dollars; `headgate doctor` has the line to add"
+    place = f"[targets.{task.target}]" if task.target else "its target"
+    return f"it reported no cost; set estimate_usd in {place}, or report usage"
 
 
 def progress_line(progress: ProgressBody) -> str:
