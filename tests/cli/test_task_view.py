@@ -121,15 +121,20 @@ def test_what_is_held_and_why_is_a_line_for_each_unit(
     record = TaskRecord(
         task=Task(id="t", project_id="x", created_at=1.0, status=status),
         progress=Progress(
-            attempt=1, hold=hold, reserved_micro_usd=held[0], reserved_tokens=held[1]
+            attempt=1,
+            hold=hold,
+            reserved_micro_usd=held[0],
+            reserved_tokens=held[1],
+            completed_at=2.0 if status is TaskStatus.DONE else None,
         ),
     )
     whole = whole_snapshot_of(record)
     assert [one.text.removeprefix("reserved ") for one in whole.held] == shown
     assert snapshot_of(record).held == ()
     lines = lines_of(whole)
-    at = [number for number, line in enumerate(lines) if line.startswith("held")]
-    assert [line.strip() for number in at for line in lines[number][4:].splitlines()] == shown
+    label = "was held" if status is TaskStatus.DONE else "held "
+    blocks = [line.removeprefix(label) for line in lines if line.startswith(label)]
+    assert [line.strip() for block in blocks for line in block.splitlines()] == shown
 
 
 @pytest.mark.parametrize(

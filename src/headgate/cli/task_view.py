@@ -81,14 +81,17 @@ def lines_of(task: TaskSnapshot) -> list[str]:
     given = [(field.name, getattr(task, field.name)) for field in msgspec.structs.fields(task)]
     shown = [(name, value) for name, value in given if value not in (None, "", (), {})]
     shown = [(name, value) for name, value in shown if value is not False]
-    width = max(len(name) for name, _ in shown)
+    labels = {name: name.replace("_", " ") for name, _ in shown}
+    if task.completed_at is not None and "held" in labels:
+        labels["held"] = "was held"
+    width = max(map(len, labels.values()))
     lines = {name: _value(name, value, indent=width + 2) for name, value in shown}
     if task.choice is not None:
         said = (printable(one) for one in task.choice.sentences(task.project_id))
         lines["choice"] = f"\n{' ' * (width + 2)}".join(said)
     if task.unpriced:
         lines["unpriced"] = printable(_unpriced(task))
-    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in lines.items()]
+    return [f"{labels[name]:<{width}}  {text}" for name, text in lines.items()]
 
 
 def _value(name: str, value: object, *, indent: int) -> str:
