@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from client.scripted_server import response, scripted
+from client.scripted_server import ScriptedServer, response, scripted
 from headgate.cli.connection import Connection, accepted_service, connect
 from headgate.cli.main import run
 from headgate.cli.run_session import found_address
@@ -37,9 +38,17 @@ def write_token(directory: Path, mode: int = 0o600) -> None:
     (directory / "token").chmod(mode)
 
 
-def sent_token(connection: Connection) -> str:
-    """Return what a request has as its token."""
-    with scripted(READY) as server, connect(connection._replace(url=server.url)) as client:
+@contextmanager
+def serving(directory: Path, *answers: bytes) -> Iterator[ScriptedServer]:
+    """Run a service on a data directory."""
+    with scripted(*answers) as server, hold_directory(directory, address=server.url):
+        yield server
+
+
+def sent_token(connection: Connection, *, directory: Path | None = None) -> str:
+    """Return what a request has as its token; `directory` is that of the service."""
+    serves = scripted(READY) if directory is None else serving(directory, READY)
+    with serves as server, connect(connection._replace(url=server.url)) as client:
         client.ready()
         return server.headers("authorization")[0].removeprefix("Bearer ")
 
@@ -47,7 +56,7 @@ def sent_token(connection: Connection) -> str:
 def test_the_token_is_that_of_the_option_then_of_the_environment_then_of_the_file(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert sent_token(Connection()) == "from-the-file"
+    assert sent_token(Connection(), directory=home) == "from-the-file"
     monkeypatch.setenv("HEADGATE_TOKEN", "from-outside")
     assert sent_token(Connection()) == "from-outside"
     assert sent_token(Connection(token="given")) == "given"
@@ -71,7 +80,7 @@ def test_the_token_of_this_machine_is_not_sent_to_another_one(home: Path) -> Non
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
 def test_a_token_that_others_can_read_is_not_used(home: Path, mode: int) -> None:
     write_token(home, mode)
-    assert sent_token(Connection()) == ""
+    assert sent_token(Connection(), directory=home) == ""
     with pytest.raises(InvalidSettingError, match="others may read"):
         sent_token(Connection(data=home))
 
@@ -89,7 +98,7 @@ def test_a_bad_token_file_that_nobody_named_stops_no_command(
 ) -> None:
     (home / "token").write_bytes(content)
     (home / "token").chmod(mode)
-    with scripted(READY, READY) as server, connect(Connection(url=server.url)) as client:
+    with serving(home, READY, READY) as server, connect(Connection(url=server.url)) as client:
         for _ in range(2):
             client.ready()
         assert server.headers("authorization") == ["", ""]
@@ -114,7 +123,7 @@ def test_a_bad_token_file_is_named_where_a_token_is_needed(
     (home / "token").write_bytes(content)
     (home / "token").chmod(mode)
     named = ["--data", str(home)] if is_named else []
-    with scripted(REFUSED) as server:
+    with serving(home, REFUSED) as server:
         assert run(["tasks", "--url", server.url, *named]) == (2 if is_named else 4)
         assert len(server.requests) == (0 if is_named else 1)
     said = capsys.readouterr().err
@@ -127,7 +136,7 @@ def test_what_talks_to_a_service_for_long_names_a_bad_token_file(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_token(home, 0o644)
-    with scripted(READY, REFUSED) as server:
+    with serving(home, READY, REFUSED) as server:
         assert accepted_service(Connection(url=server.url)) == (server.url, None)
         assert "others may read" in capsys.readouterr().err
         with pytest.raises(NotAllowedError, match="others may read"):
@@ -332,7 +341,8 @@ UNKNOWN = response(
 def test_a_stale_token_file_is_left_out_where_no_token_is_needed(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with scripted(UNKNOWN, READY, READY) as server, connect(Connection(url=server.url)) as client:
+    service = serving(home, UNKNOWN, READY, READY)
+    with service as server, connect(Connection(url=server.url)) as client:
         assert client.ready().role == "dispatcher"
         assert client.ready().role == "dispatcher"
         sent = server.headers("authorization")
@@ -341,6 +351,17 @@ def test_a_stale_token_file_is_left_out_where_no_token_is_needed(
     assert said.count("\n") == 1
     assert str(home / "token") in said
     assert "--data" in said
+
+
+@pytest.mark.parametrize("address", [None, "", "http://127.0.0.1:0"])
+def test_the_token_of_a_directory_without_the_address_of_a_service_is_sent_nowhere(
+    home: Path, address: str | None
+) -> None:
+    holding = nullcontext() if address is None else hold_directory(home, address=address)
+    with holding:
+        assert sent_token(Connection()) == ""
+    assert sent_token(Connection()) == ""
+    assert sent_token(Connection(data=home)) == "from-the-file"
 
 
 @pytest.mark.parametrize("is_running", [True, False])
@@ -382,7 +403,7 @@ def test_the_service_of_the_usual_directory_gets_its_token_under_every_name(home
 def test_a_stale_token_file_is_named_where_a_token_is_needed(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with scripted(UNKNOWN, REFUSED) as server:
+    with serving(home, UNKNOWN, REFUSED) as server:
         assert run(["tasks", "--url", server.url]) == 4
     said = capsys.readouterr().err
     assert said == (
@@ -410,7 +431,7 @@ def test_a_token_that_somebody_gave_is_never_left_out(
 
 
 def test_what_talks_to_a_service_for_long_begins_without_a_stale_token(home: Path) -> None:
-    with scripted(UNKNOWN, response(200, "{}")) as server:
+    with serving(home, UNKNOWN, response(200, "{}")) as server:
         assert accepted_service(Connection(url=server.url)) == (server.url, None)
-    with scripted(response(200, "{}")) as server:
+    with serving(home, response(200, "{}")) as server:
         assert accepted_service(Connection(url=server.url)) == (server.url, "from-the-file")

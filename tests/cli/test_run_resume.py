@@ -75,6 +75,17 @@ def test_the_end_says_how_much_the_rest_is_expected_to_need(commands: Commands) 
     assert commands.run("--resume", "last", "--budget-usd", "0.21").code == 0
 
 
+def test_a_resume_with_a_budget_that_is_spent_says_so_at_once(commands: Commands) -> None:
+    assert commands.run("cases.yaml", "--budget-usd", "0.08").code == 6
+    resumed = commands.run("--resume", "last", "--budget-usd", "0.05")
+    assert resumed.code == 6
+    line = "the run has already spent $0.07, and its budget is $0.05 now: nothing that costs money"
+    assert f"warning: {line} starts\n" in resumed.stderr
+    assert "warning: " not in commands.run("--resume", "last", "--budget-usd", "0.21").stderr
+    # What is done needs no budget any more.
+    assert "warning: " not in commands.run("--resume", "last", "--budget-usd", "0.05").stderr
+
+
 def test_what_other_runs_of_the_workflow_have_spent_is_said(commands: Commands) -> None:
     call = ("run", "cases.yaml", "--data", str(commands.data), "--budget-tracker", "sqlite")
     assert commands.call(*call, "--budget-usd", "0.25").code == 0

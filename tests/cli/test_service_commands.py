@@ -16,6 +16,7 @@ import click
 import pytest
 
 from cli.said import Command, Said
+from headgate.cli import budget, calls, runs, slot, token, webhooks
 from headgate.cli.main import COMMANDS, cli, run
 from headgate.cli.output import drawn_table, fitting_columns
 from headgate.cli.task_view import HEADER, SPARE
@@ -467,6 +468,95 @@ def test_a_narrow_terminal_has_fewer_columns_and_one_line_for_each_task(
     lines = console.export_text().splitlines()
     assert sum(line.startswith("│") for line in lines) == len(rows)
     assert max(map(len, lines)) <= width
+
+
+CALL = "call-01m7tay1v0z3yz2zm6vcfypw6n"
+AGENT_SCOPE = "project:reviews/agent:pr-123"
+MESSAGE = "msg_01m7fs2skb2415wvpawg4jr96h"
+SECRETS = "submit, read, cancel, admin"
+
+LISTS = [
+    (
+        (calls.HEADER, calls.SPARE),
+        (
+            CALL,
+            "running",
+            "reviews",
+            "pr-123",
+            "claude-sonnet-4-5",
+            "work",
+            "0.1 s",
+            "4,120",
+            "$0.61",
+        ),
+        (CALL, "running", "claude-sonnet-4-5", "$0.61"),
+    ),
+    (
+        (budget.LIST_HEADER, budget.LIST_SPARE),
+        (AGENT_SCOPE, "$0.612", "$0.000244", "$5.00", "$4.38", "day", "2030-01-31 00:00:00 UTC"),
+        (AGENT_SCOPE, "$0.612", "$5.00", "$4.38", "day"),
+    ),
+    (
+        (budget.LIST_HEADER, budget.LIST_SPARE),
+        (f"session:{'s' * 60}", "$0.612", "$0.000244", "$5.00", "$4.38", "day", "18:00:00 UTC"),
+        ("$0.612", "$5.00"),
+    ),
+    (
+        (token.HEADER, token.SPARE),
+        ("640b5c4e398a", "pr-123", SECRETS, "agent pr-123", "good", "3 h ago", "in 21 h"),
+        ("640b5c4e398a", "pr-123", "agent pr-123", "good", "in 21 h"),
+    ),
+    (
+        (webhooks.HEADER, webhooks.SPARE),
+        (MESSAGE, "task.completed", "dead", "12", "https://example.com/hook", "3 h ago", "x" * 60),
+        (MESSAGE, "dead", "https://example.com/hook"),
+    ),
+    (
+        (runs.HEADER, runs.SPARE),
+        (
+            "20300131-0800-ab12",
+            "nightly",
+            "exhausted",
+            "3 h ago",
+            "8 min",
+            "12 of 40",
+            "$0.20",
+            "x" * 60,
+        ),
+        ("20300131-0800-ab12", "nightly", "exhausted", "12 of 40", "$0.20"),
+    ),
+    (
+        (slot.HEADER, slot.SPARE),
+        ("work", "exhausted", "100%", "4 h 12 min", "4 h 12 min: on reset", "12 min ago", "2 poll"),
+        ("work", "exhausted", "100%", "4 h 12 min", "2 poll"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("columns", "row", "whole"), LISTS)
+def test_in_80_columns_a_list_shows_what_matters_on_one_line(
+    columns: tuple[tuple[str, ...], tuple[str, ...]], row: tuple[str, ...], whole: tuple[str, ...]
+) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(drawn_table("List", *fitting_columns(columns[0], [row], columns[1], 80)))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    first = next(line for line in lines if line.startswith("│"))
+    assert all(f"│ {cell} " in first for cell in whole)
+
+
+def test_a_name_that_is_wider_than_the_terminal_goes_on_in_the_next_line() -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    scope = f"session:{'s' * 80}"
+    row = (scope, "$0.612", "", "$5.00", "$4.38", "", "")
+    console = Console(width=80, record=True, file=io.StringIO())
+    table = fitting_columns(budget.LIST_HEADER, [row], budget.LIST_SPARE, 80)
+    console.print(drawn_table("Budgets", *table))
+    lines = [line for line in console.export_text().splitlines() if line.startswith("│")]
+    assert "".join(line.split("│")[1].strip() for line in lines) == scope
 
 
 def test_watch_tells_of_one_task_until_it_has_ended(headgate: Command) -> None:

@@ -121,15 +121,20 @@ def test_what_is_held_and_why_is_a_line_for_each_unit(
     record = TaskRecord(
         task=Task(id="t", project_id="x", created_at=1.0, status=status),
         progress=Progress(
-            attempt=1, hold=hold, reserved_micro_usd=held[0], reserved_tokens=held[1]
+            attempt=1,
+            hold=hold,
+            reserved_micro_usd=held[0],
+            reserved_tokens=held[1],
+            completed_at=2.0 if status is TaskStatus.DONE else None,
         ),
     )
     whole = whole_snapshot_of(record)
     assert [one.text.removeprefix("reserved ") for one in whole.held] == shown
     assert snapshot_of(record).held == ()
     lines = lines_of(whole)
-    at = [number for number, line in enumerate(lines) if line.startswith("held")]
-    assert [line.strip() for number in at for line in lines[number][4:].splitlines()] == shown
+    label = "was held" if status is TaskStatus.DONE else "held "
+    blocks = [line.removeprefix(label) for line in lines if line.startswith(label)]
+    assert [line.strip() for block in blocks for line in block.splitlines()] == shown
 
 
 @pytest.mark.parametrize(
@@ -184,3 +189,22 @@ def test_what_was_reported_is_told_from_what_nobody_said(
     assert lines.get("reported") == shown
     assert ("unpriced" in lines) == (reported[1] is None)
     assert lines["priority"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "target", "shown"),
+    [
+        (812, "job", "nobody knows what it cost in dollars; `headgate doctor` has the line to add"),
+        (None, "job", "it reported no cost; set estimate_usd in [targets.job], or report usage"),
+        (None, None, "it reported no cost; set estimate_usd in its target, or report usage"),
+    ],
+)
+def test_an_unpriced_task_says_what_to_do(
+    tokens: int | None, target: str | None, shown: str
+) -> None:
+    record = TaskRecord(
+        task=Task(id="t", project_id="x", created_at=1.0, status=TaskStatus.DONE, target=target),
+        progress=Progress(attempt=1, reported_tokens=tokens, is_unpriced=True),
+    )
+    lines = dict(line.split(maxsplit=1) for line in lines_of(whole_snapshot_of(record)))
+    assert lines["unpriced"] == shown

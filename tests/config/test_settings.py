@@ -344,6 +344,24 @@ def test_what_is_wrong_in_a_file_is_one_line_that_names_the_key(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[budget]", 1),
+        ('\n[budget."project:a"]\nlimit_usd = 1', 2),
+        ("[server]\n\n[[budget]]\nlimit_usd = 1", 3),
+        ('\n\n\nbudget."project:a".limit_usd = 1', 4),
+    ],
+)
+def test_a_section_that_is_not_known_is_named_with_its_line(
+    text: str, line: int, file: Path
+) -> None:
+    with pytest.raises(InvalidSettingError) as caught:
+        loaded(file, text)
+    wrong = "budget: is not a setting; did you mean budgets?"
+    assert str(caught.value) == f"{wrong} ({file}, line {line})"
+
+
 NOT_TOML: list[tuple[bytes, str]] = [
     (b"a = 1\n=", ", line 2, column 1: Invalid statement"),
     (b'a = 1\nb = "', ", line 2, column 6: Unterminated string"),

@@ -173,6 +173,24 @@ def test_what_matters_is_stored_within_a_second_or_so() -> None:
     play(main)
 
 
+def test_a_refusal_that_says_the_window_is_used_up_is_stored_at_once() -> None:
+    async def main(loop: SimulatedLoop, world: World) -> None:
+        stage = Stage(loop, world, [quiet(world)])
+        await stage.start()
+        await stage.until(1)
+        stage.slots.observe("work", 200, headers(5, 0.01), loop.clock())
+        await asyncio.sleep(0.1)
+        for _ in range(10):
+            stage.slots.observe("work", TOO_MANY, headers(5, 1.0, "rejected"), loop.clock())
+            await asyncio.sleep(0.01)
+            closure = stage.status().standing.closure
+            assert closure is not None
+            assert closure.until == MIDNIGHT + 5 * HOUR
+        assert stage.status().polls["observed"] == 2
+
+    play(main)
+
+
 def test_a_response_that_is_shown_while_the_loop_is_at_work_is_not_lost() -> None:
     async def main(loop: SimulatedLoop, world: World) -> None:
         stage = Stage(loop, world, [quiet(world)])

@@ -386,9 +386,9 @@ def test_probes_and_upgrades_are_answered_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "advice"),
     [
-        ("/chat/completions", "must end in /v1"),
-        ("/p/default/chat/completions", "must end in /v1"),
-        ("/v1/v1/messages", "must not end in /v1"),
+        ("/chat/completions", "must end in /v1, as in OPENAI_BASE_URL={}/v1"),
+        ("/p/default/chat/completions", "must end in /v1, as in OPENAI_BASE_URL={}/p/default/v1"),
+        ("/v1/v1/messages", "must not end in /v1, as in ANTHROPIC_BASE_URL={}"),
     ],
 )
 def test_a_wrong_base_url_is_named_instead_of_the_key(
@@ -399,7 +399,8 @@ def test_a_wrong_base_url_is_named_instead_of_the_key(
             headers = {"authorization": "Bearer any"}
             answer = await gateway.client.post(path, json={"model": "gpt-5"}, headers=headers)
             assert answer.status_code == 404, answer.text
-            assert advice in answer.json()["error"]["message"]
+            message = answer.json()["error"]["message"]
+            assert message.endswith(advice.format(f"http://127.0.0.1:{gateway.port}"))
 
     asyncio.run(scenario())
 

@@ -314,6 +314,7 @@ async def test_work_that_reports_nothing_is_told_for_a_day_with_the_line_to_add(
         few = [(REVIEW, NO_DOLLARS)] * (SILENT_AFTER - 1)
         await scene.store.run(partial(feed, samples=[*few, (OTHERS, COSTS), (OTHERS, NO_WORD)]))
         assert await reports.silent({}) == ()
+        assert [one.verdict for one in await scene.store.run(silence_lines)] == ["warn"]
         await scene.store.run(partial(feed, samples=[(REVIEW, NO_DOLLARS)]))
         coarse = Kind("alpha", "review")
         assert await reports.silent({}) == (SilentKind(coarse, Unit.MICRO_USD),)

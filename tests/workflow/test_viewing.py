@@ -14,14 +14,18 @@ from msgspec.structs import replace
 from headgate.testing import DEFAULT_START
 from headgate.workflow.backend import StepTask, TaskListener, TaskState
 from headgate.workflow.conductor import Conductor
+from headgate.workflow.expansion import Expansion
 from headgate.workflow.local_backend import local_backend
 from headgate.workflow.parser import read_workflow
+from headgate.workflow.progress import WorkflowProgress
 from headgate.workflow.remote_journal import Ended, Entry, Opened, Sent, SentOrder, Taken
-from headgate.workflow.report import RunReport, RunState, StepState
+from headgate.workflow.report import RunReport, RunState, RunTotals, StepState
 from headgate.workflow.run_folder import JOURNAL, RecordWriter, Run, create_run
 from headgate.workflow.run_list import counted, list_runs, show_run, step_outputs
 from headgate.workflow.run_record import RunOptions
 from headgate.workflow.run_tasks import left_at
+from headgate.workflow.workflow import ListItems
+from workflow.fake_backend import a_run, a_step, a_workflow
 
 ENVIRON = {"PATH": "/usr/bin:/bin"}
 
@@ -288,6 +292,42 @@ def test_a_run_took_as_long_as_processes_carried_it(tmp_path: Path) -> None:
     third.begin(now=9_000.0, left_at=lambda: left_at(run))
     third.end(stands, now=9_001.0)
     assert show_run(tmp_path, run.id).report.seconds == 14.0
+
+
+Span = tuple[float | None, float]
+RAN: list[tuple[list[Span], float | None, float | None]] = [
+    ([], None, None),
+    ([(0, 4)], None, 4),
+    # A resume whose budget refuses every run adds nothing, and one later only what it runs.
+    ([(0, 4), (None, 10), (None, 90)], None, 4),
+    ([(None, 10)], None, None),
+    ([(0, 4), (100, 103)], None, 7),
+    ([(100, 103), (0, 4), (2, 6)], None, 9),
+    ([(0, 4), (6, 8), (3, 7)], None, 8),
+    ([(0, 4), (4, 6)], None, 6),
+    ([(5, 5)], None, 0),
+    ([(0, 4), (0.5, 3.5), (4.5, 6)], None, 6),
+    ([(4.5, 6), (0, 4), (8, 9)], None, 7),
+    ([], 95, 5),
+    ([(0, 4)], 95, 9),
+    ([(0, 4), (6, 8), (10, 11)], 7, 98),
+]
+
+
+@pytest.mark.parametrize(("ended", "began_at", "seconds"), RAN)
+def test_a_step_took_as_long_as_something_of_it_ran(
+    tmp_path: Path, ended: list[Span], began_at: float | None, seconds: float | None
+) -> None:
+    workflow = a_workflow(a_step("many", foreach=ListItems(values=(1, 2, 3, 4))))
+    run = a_run(tmp_path, workflow)
+    progress = WorkflowProgress(workflow, {"many": Expansion(workflow, run.items).runs_of("many")})
+    totals = RunTotals(workflow, progress, ())
+    for start, end in ended:
+        state = TaskState.DONE if start is not None else TaskState.REJECTED
+        totals.add(replace(a_task(0, state), started_at=start, completed_at=end))
+    live = [] if began_at is None else [replace(a_task(3, TaskState.RUNNING), started_at=began_at)]
+    (step,) = totals.summaries(live, 100.0)
+    assert step.seconds == seconds
 
 
 def test_a_damaged_run_is_listed_with_its_problem(tmp_path: Path) -> None:

@@ -437,10 +437,12 @@ FAR = datetime.max.replace(tzinfo=UTC)
 MOST_ROWS = 1_000
 NOT_KNOWN = "not known; nothing is spent steadily enough to tell"
 LIST_HEADER = ("scope", "spent", "reserved", "limit", "left", "window", "resets")
+LIST_SPARE = ("reserved", "resets", "window", "left")
 JOURNAL_HEADER = (
     *("at", "call", "reservation", "scope"),
     *("spent", "reserved", "overrun", "unaccepted", "tokens"),
 )
+JOURNAL_SPARE = ("unaccepted", "overrun", "tokens", "reserved", "call")
 
 
 class BudgetReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -833,7 +835,8 @@ def list_budgets(*, where: Where, as_json: bool) -> None:
     if as_json:
         print_json_lines([msgspec.structs.replace(one, children=[]) for one in found])
     elif found:
-        print_table("Budgets", LIST_HEADER, [list_row(one) for one in found[:MOST_ROWS]])
+        rows = [list_row(one) for one in found[:MOST_ROWS]]
+        print_table("Budgets", LIST_HEADER, rows, spare=LIST_SPARE)
         if len(found) > MOST_ROWS:
             click.echo(f"and {len(found) - MOST_ROWS:,} more; --json lists them all")
     else:
@@ -954,7 +957,8 @@ def journal(
         print_json_lines(entries)
         return
     title = f"Journal of {name or ROOT_NAME}: the latest {len(entries)} changes"
-    print_table(title, JOURNAL_HEADER, [journal_row(entry) for entry in entries])
+    rows = [journal_row(entry) for entry in entries]
+    print_table(title, JOURNAL_HEADER, rows, spare=JOURNAL_SPARE)
 
 
 @budget.command(

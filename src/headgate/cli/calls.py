@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 STATES = ("waiting", "running", "done", "failed", "refused", "cancelled")
 HEADER = ("call", "state", "project", "agent", "model", "key", "waited", "tokens", "cost")
+SPARE = ("waited", "key", "project", "agent", "tokens", "model")
 DEFAULT_LIMIT = 20
 MOST_AT_ONCE = 1_000
 
@@ -142,6 +143,7 @@ def calls(
                 map(row_of, shown),
                 empty=f"No calls at {client.url}",
                 whole=("call",),
+                spare=SPARE,
             )
         if not is_all:
             tell_more(found, limit)

@@ -1,10 +1,9 @@
 """How commands reach a service: its address, a token, and the errors that come of it.
 
 The token is that of `--token`, of HEADGATE_TOKEN, or of the file `token` in the data directory.
-Rule: the file is the key to the service of its directory. It is sent to no other one unless
-`--data` names it, and it is not used when others can read it. A directory that no service has used
-yet does not say whose the file is: then it is sent to this machine alone, and a service that needs
-no token is asked without one where the file is not its own, or not to be used.
+Rule: the file is the key to the service that runs on its directory. It is sent to no other one
+unless `--data` names it, and it is not used when others can read it. A service on this machine that
+needs no token is asked without one where the token in the file is unknown to it, or not to be used.
 
 Rule: a directory that `--data` names is asked for its own service, or none: a misspelt one must not
 change what another service has.
@@ -302,12 +301,9 @@ def _token_path(data: Path | None, address: Address) -> Path | None:
 
 
 def _is_service_of(directory: Path, address: Address) -> bool:
-    """Tell whether a service is the one of a directory; another may have the address by now."""
+    """Tell whether a service runs on a directory; another may have the address of one that did."""
     from headgate.client.requests import address_of  # noqa: PLC0415
-    from headgate.storage.data_lock import service_address  # noqa: PLC0415
 
-    if not service_address(directory):
-        return address.is_loopback
     running = _address_in(directory, is_running=True)
     if running is None:
         return False

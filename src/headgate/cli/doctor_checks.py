@@ -356,8 +356,8 @@ def price_findings(transaction: Transaction, now: float, prices: PriceList) -> I
 def silence_findings(
     transaction: Transaction, now: float, estimates: Mapping[str, TargetEstimate]
 ) -> Iterator[Finding]:
-    """Look for work of the last day that reports nothing, and so passes budgets unseen."""
-    found = silent_kinds(transaction, since=now - SILENT_SECONDS, estimates=estimates)
+    """Look for work of the last day that reports nothing, from its first task on."""
+    found = silent_kinds(transaction, since=now - SILENT_SECONDS, estimates=estimates, least=1)
     for one in found:
         yield warn("estimates", f"{one.kind.name!r} {one.problem}", one.advice)
     if not found:

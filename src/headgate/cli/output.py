@@ -103,7 +103,7 @@ def print_table(
         from rich.console import Console  # noqa: PLC0415  rich is slow to import, and unused in a pipe
 
         console = Console(file=file)
-        shown = fitting_columns(header, rows, spare, console.width) if spare else (header, rows)
+        shown = fitting_columns(header, rows, spare, console.width)
         table = drawn_table(title, *shown, whole=whole)
         unbounded = console.options.update(max_width=WIDEST_COLUMNS)
         least = console.measure(table, options=unbounded).minimum
@@ -119,12 +119,14 @@ def fitting_columns(
 ) -> tuple[list[str], list[list[str]]]:
     """Leave out columns until a row fits on one line: empty ones, then those of `spare`.
 
-    The last column of a table is a text, which is cut to what the others leave.
+    A last column that is spare is a text, which is cut to what the others leave.
     """
     shown = [list(header), *_printable(rows)]
     last = len(header) - 1
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    needed = [*widths[:last], min(widths[last], LEAST_TEXT)]
+    has_text = header[last] in spare
+    needed = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    if has_text:
+        needed[last] = min(needed[last], LEAST_TEXT)
     kept = [at for at, name in enumerate(header) if name not in spare or any(r[at] for r in rows)]
     for name in spare:
         left = width - 1 - sum(needed[at] + CELL_FRAME for at in kept)
@@ -133,7 +135,7 @@ def fitting_columns(
         kept = [at for at in kept if header[at] != name]
     else:
         left = 0
-    if last in kept:
+    if has_text and last in kept:
         most = needed[last] + left
         for row in shown:
             row[last] = row[last] if len(row[last]) <= most else f"{row[last][: most - 1]}…"
@@ -189,7 +191,9 @@ def drawn_table(title: str, header: Row, rows: Sequence[Row], *, whole: Row = ()
 
     table = Table(title=title, title_justify="left", header_style="bold")
     for name in header:
-        table.add_column(name, no_wrap=name in whole)
+        is_whole = name in whole
+        # A word that is too long goes on in the next line: half of a name names nothing.
+        table.add_column(name, no_wrap=is_whole, overflow="ellipsis" if is_whole else "fold")
     for row in _printable(rows):
         table.add_row(*(Text(cell) for cell in row))
     return table

@@ -459,6 +459,16 @@ def cut_off_text(steps: int, micro_usd: int) -> str:
     return f"{steps:,} steps were cut off and begin anew{booked}"
 
 
+def spent_text(report: RunReport, limit_micro_usd: int) -> str:
+    """Say that a run has spent a budget before it goes on with it; empty if it has not."""
+    spent = sum(step.micro_usd for step in report.steps)
+    if spent < limit_micro_usd or report.ended == report.total:
+        return ""
+    spent_usd, limit_usd = format_usd(spent), format_usd(limit_micro_usd)
+    line = f"the run has already spent {spent_usd}, and its budget is {limit_usd} now"
+    return f"warning: {line}: nothing that costs money starts"
+
+
 def beginning_text(report: RunReport, folder: Path) -> str:
     """Say which run begins, how large it is, and where it is kept."""
     is_one = len(report.steps) == 1

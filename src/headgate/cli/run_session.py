@@ -56,6 +56,7 @@ from headgate.cli.run_progress import (
     progress_here,
     resume_command,
     show_command,
+    spent_text,
     truncated_text,
 )
 from headgate.config import load_prices, settings_file
@@ -325,17 +326,17 @@ def run_workflow(
     with run.held(), terminations_raise():
         if resume is not None:
             options = _corrected(run, file, options, changed)
-        sets_own_limit = resume is not None and options.micro_usd is not None
+        new_limit = None if resume is None else options.micro_usd
         ending = Ending(run, options, as_json=as_json)
         try:
             if options.concurrency != run.record.concurrency:
                 run.change(concurrency=options.concurrency)
-            backend = _backend(run, options, sets_own_limit=sets_own_limit)
+            backend = _backend(run, options, sets_own_limit=new_limit is not None)
             for wrong in unfillable_steps(run.workflow, run.items):
                 runs = "1 run" if wrong.runs == 1 else f"{wrong.runs:,} runs"
                 line = f"warning: {runs} of {wrong.step} will fail: {wrong.error}"
                 click.echo(f"headgate: {printable(line)}", err=True)
-            return _run_with_progress(run, backend, ending, metrics)
+            return _run_with_progress(run, backend, ending, metrics, new_limit=new_limit)
         except KeyboardInterrupt as interruption:
             forget(interruption)
             ending.say_way_on()
@@ -494,7 +495,12 @@ def _backend(run: Run, options: RunOptions, *, sets_own_limit: bool) -> Backend:
 
 
 def _run_with_progress(
-    run: Run, backend: Backend, ending: Ending, metrics: RunMetrics | None
+    run: Run,
+    backend: Backend,
+    ending: Ending,
+    metrics: RunMetrics | None,
+    *,
+    new_limit: int | None,
 ) -> int:
     progress = progress_here()
     try:
@@ -506,7 +512,9 @@ def _run_with_progress(
         ):
             tune_interpreter()
             write = partial(ending.write, output=output)
-            return runner.run(_conducted(run, backend, progress, ending, write, metrics))
+            return runner.run(
+                _conducted(run, backend, progress, ending, write, metrics, new_limit=new_limit)
+            )
     finally:
         progress.close()
 
@@ -518,9 +526,14 @@ async def _conducted(
     ending: Ending,
     write: Callable[[RunReport], int],
     metrics: RunMetrics | None,
+    *,
+    new_limit: int | None,
 ) -> int:
     def begin() -> None:
-        progress.begin(conductor.report(), run.path)
+        report = conductor.report()
+        progress.begin(report, run.path)
+        if new_limit is not None and (line := spent_text(report, new_limit)):
+            progress.tell(line)
         if isinstance(backend, LocalBackend) and backend.cut_off:
             progress.tell(cut_off_text(backend.cut_off, backend.cut_off_micro_usd))
         if metrics is not None and metrics.address is not None:

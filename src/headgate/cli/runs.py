@@ -41,6 +41,7 @@ def offered_runs(
 
 
 HEADER = ("run", "workflow", "state", "began", "took", "done", "cost", "")
+SPARE = ("took", "", "began", "workflow", "done")
 DEFAULT_LIMIT = 20
 MOST_RUNS = 10_000
 ROWS_SHOWN = 50
@@ -87,7 +88,7 @@ def runs(context: click.Context, /, *, limit: int, data: Path | None, as_json: b
     if as_json:
         print_json_lines(map(run_json, shown))
         return
-    print_tables("Runs", HEADER, map(_row, shown), empty="No runs", whole=("run",))
+    print_tables("Runs", HEADER, map(_row, shown), empty="No runs", whole=("run",), spare=SPARE)
     if len(found) > limit:
         click.echo(f"  and {len(found) - limit:,} more; --limit shows them")
 

@@ -318,7 +318,8 @@ def list_slots(*, connection: Connection, as_json: bool) -> None:
     if as_json:
         print_json_lines(found)
     elif found:
-        print_table("Slots", HEADER, [row_of(one) for one in found], whole=WHOLE)
+        rows = [row_of(one) for one in found]
+        print_table("Slots", HEADER, rows, whole=WHOLE, spare=SPARE)
         for line in notes_of(found):
             click.echo(line)
     else:
@@ -523,7 +524,8 @@ def _warmed(slot: SlotBody) -> str:
 # A slot as people read it: one line of a table, or everything that is known.
 
 HEADER = ("slot", "state", "used", "resets in", "next wake", "confirmed", "errors")
-WHOLE = ("slot", "state", "used", "resets in", "confirmed")
+WHOLE = ("slot", "state", "used", "resets in")
+SPARE = ("confirmed", "next wake")
 
 
 def row_of(slot: SlotBody) -> tuple[str, ...]:

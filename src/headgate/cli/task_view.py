@@ -81,12 +81,17 @@ def lines_of(task: TaskSnapshot) -> list[str]:
     given = [(field.name, getattr(task, field.name)) for field in msgspec.structs.fields(task)]
     shown = [(name, value) for name, value in given if value not in (None, "", (), {})]
     shown = [(name, value) for name, value in shown if value is not False]
-    width = max(len(name) for name, _ in shown)
+    labels = {name: name.replace("_", " ") for name, _ in shown}
+    if task.completed_at is not None and "held" in labels:
+        labels["held"] = "was held"
+    width = max(map(len, labels.values()))
     lines = {name: _value(name, value, indent=width + 2) for name, value in shown}
     if task.choice is not None:
         said = (printable(one) for one in task.choice.sentences(task.project_id))
         lines["choice"] = f"\n{' ' * (width + 2)}".join(said)
-    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in lines.items()]
+    if task.unpriced:
+        lines["unpriced"] = printable(_unpriced(task))
+    return [f"{labels[name]:<{width}}  {text}" for name, text in lines.items()]
 
 
 def _value(name: str, value: object, *, indent: int) -> str:
@@ -98,8 +103,6 @@ def _value(name: str, value: object, *, indent: int) -> str:
         return f"\n{' ' * indent}".join(texts)
     if name == "reported":
         return _reported(cast("ReportedBody", value))
-    if name == "unpriced":
-        return "nobody knows what it cost in dollars; `headgate doctor` has the line to add"
     if name == "progress":
         return progress_line(cast("ProgressBody", value))
     if name == "usage":
@@ -112,6 +115,14 @@ def _value(name: str, value: object, *, indent: int) -> str:
     if isinstance(value, tuple):
         return printable(", ".join(str(one) for one in value))
     return printable(str(getattr(value, "value", value)))
+
+
+def _unpriced(task: TaskSnapshot) -> str:
+    """Say what to do about a success whose dollars nobody knows."""
+    if task.reported is not None:
+        return "nobody knows what it cost in dollars; `headgate doctor` has the line to add"
+    place = f"[targets.{task.target}]" if task.target else "its target"
+    return f"it reported no cost; set estimate_usd in {place}, or report usage"
 
 
 def progress_line(progress: ProgressBody) -> str:

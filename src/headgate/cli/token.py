@@ -36,6 +36,7 @@ TOKEN_PERMISSIONS = ("submit", "read", "cancel", "admin")
 USUAL = ("submit", "read", "cancel")
 _TOKEN_ID = re.compile("[0-9a-f]{12}")
 HEADER = ("id", "name", "permissions", "for", "state", "made", "expires")
+SPARE = ("made", "permissions", "expires", "for")
 
 
 @click.group()
@@ -144,7 +145,8 @@ def list_(*, connection: Connection, as_json: bool) -> None:
     if as_json:
         print_json_lines(answer.tokens)
         return
-    print_table("Tokens", HEADER, [_row(one) for one in answer.tokens])
+    rows = [_row(one) for one in answer.tokens]
+    print_table("Tokens", HEADER, rows, whole=("id",), spare=SPARE)
 
 
 @token.command(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 STATES = ("pending", "delivered", "dead")
 TRIES_HEADER = ("tried", "came back", "took", "what the receiver said")
 HEADER = ("id", "event", "state", "tries", "address", "next or last", "answer")
+SPARE = ("answer", "event", "tries", "next or last", "address")
 MOST_CHARACTERS = 60
 
 
@@ -56,7 +57,8 @@ def list_(
     if as_json:
         print_json_lines(answer.webhooks)
     else:
-        print_table("Webhooks", HEADER, [_row(one) for one in answer.webhooks])
+        rows = [_row(one) for one in answer.webhooks]
+        print_table("Webhooks", HEADER, rows, whole=("id",), spare=SPARE)
     if answer.next_cursor is not None:
         click.echo(f"there are more: --cursor {answer.next_cursor}", err=True)
 

@@ -81,7 +81,12 @@ class Merged(NamedTuple):
         elif origin is not None and origin != self.file:
             source = origin
         else:
-            line = _longest(key_lines(self.text), error.field)
+            lines = key_lines(self.text)
+            line = _longest(lines, error.field)
+            if line is None:
+                # A table may be written only by the tables within it.
+                inner = (f"{error.field}.", f"{error.field}[")
+                line = min((n for key, n in lines.items() if key.startswith(inner)), default=None)
             source = "" if line is None else f"{self.file}, line {line}"
             return InvalidSettingError(error.field, error.problem, source=source, line=line)
         return InvalidSettingError(error.field, error.problem, source=source)

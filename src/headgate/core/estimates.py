@@ -93,8 +93,8 @@ class SilentKind(NamedTuple):
     def problem(self) -> str:
         """What it does to budgets."""
         return (
-            f"reports no {_WORDS[self.unit]} in project {self.kind.project_id}:"
-            " it reserves nothing, and its cost is not booked"
+            f"reports no {_WORDS[self.unit]} in project {self.kind.project_id}: its cost is not"
+            f" booked, and after {SILENT_AFTER} such tasks it reserves nothing"
         )
 
     @property
@@ -157,7 +157,11 @@ class Sketch(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def is_silent(self) -> bool:
         """Whether this kind of work succeeds without ever saying what it used."""
-        return not self.count and self.silent >= SILENT_AFTER
+        return self.is_silent_since(SILENT_AFTER)
+
+    def is_silent_since(self, least: int) -> bool:
+        """Tell whether so many successes, or more, are all that is known."""
+        return not self.count and self.silent >= least
 
     @property
     def is_known(self) -> bool:
@@ -461,14 +465,17 @@ class Estimates:
                 self._found.pop(one, None)
             sample.feed(learned, is_own=one == kind)
 
-    def silent_kinds(self) -> list[SilentKind]:
-        """Return the targets whose work succeeds without saying what it used, each once."""
+    def silent_kinds(self, least: int = SILENT_AFTER) -> list[SilentKind]:
+        """Return the targets whose work succeeds without saying what it used, each once.
+
+        `least` is after how many such successes.
+        """
         found = [
             SilentKind(Kind(kind.project_id, kind.name), unit)
             for known in self._known.values()
             for kind, learned in known.items()
             for unit in Unit
-            if learned.sketch(unit).is_silent
+            if learned.sketch(unit).is_silent_since(least)
         ]
         return list(dict.fromkeys(found))
 

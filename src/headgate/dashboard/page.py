@@ -92,8 +92,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def address(self) -> str:
         """The address under which the visitor reached the service, for commands to paste."""
-        host = self.request.identity()[0].decode("latin-1") or self.request.served_at
-        return f"{'https' if self.request.is_secure else 'http'}://{host}"
+        return self.request.address
 
 
 class Form:

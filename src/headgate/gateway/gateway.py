@@ -555,12 +555,19 @@ class Asked:
         return self.call.is_stream and self.protocol.has_streams
 
 
-def _base_url_advice(path: str) -> str:
-    """Return what is wrong with the base URL of a client, if its path shows it."""
+def _base_url_advice(path: str, base: str = "") -> str:
+    """Return what is wrong with the base URL of a client, if its path shows it.
+
+    `base` is what comes before the path.
+    """
     if protocol_of(f"/v1{path}") is not None:
-        return "the base URL must end in /v1, as in OPENAI_BASE_URL=http://127.0.0.1:7420/v1"
+        before, _, name = base.rpartition("/")
+        if protocol_of(f"/v1/{name}{path}") is not None:
+            # In /p/web/chat/completions no agent is named chat.
+            base = before
+        return f"the base URL must end in /v1, as in OPENAI_BASE_URL={base}/v1"
     if path.startswith("/v1/v1/") and protocol_of(path.removeprefix("/v1")) is not None:
-        return "the base URL must not end in /v1, as in ANTHROPIC_BASE_URL=http://127.0.0.1:7420"
+        return f"the base URL must not end in /v1, as in ANTHROPIC_BASE_URL={base}"
     return ""
 
 
@@ -830,8 +837,10 @@ class Gateway:
         if request.method == "HEAD":
             await client.whole(_OK, [], b"")
             return
-        if protocol is None and (advice := _base_url_advice(prefixed.rest)):
-            raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {prefixed.rest}: {advice}")
+        if protocol is None:
+            base = f"{request.address}{request.raw_path().removesuffix(prefixed.rest)}"
+            if advice := _base_url_advice(prefixed.rest, base):
+                raise _Refusal(Failure.NOT_FOUND, f"there is nothing at {prefixed.rest}: {advice}")
         if not self._api.engine.store.is_shared:
             try:
                 await self._answer(client, prefixed, protocol)

@@ -23,7 +23,7 @@ from typing import Literal
 import msgspec
 
 from headgate.core.dispatch_state import NO_ESTIMATE, TargetEstimate
-from headgate.core.estimates import Estimates, Kind, Learned, SilentKind
+from headgate.core.estimates import SILENT_AFTER, Estimates, Kind, Learned, SilentKind
 from headgate.core.fair_share import SECONDS_PER_HOUR, hour_of
 from headgate.core.money import format_usd
 from headgate.core.retention import usage_kept_since
@@ -358,17 +358,22 @@ def keep_kinds(kinds: Sequence[KnownKind], transaction: Transaction, _now: float
 
 
 def silent_kinds(
-    transaction: Transaction, *, since: float, estimates: Mapping[str, TargetEstimate]
+    transaction: Transaction,
+    *,
+    since: float,
+    estimates: Mapping[str, TargetEstimate],
+    least: int = SILENT_AFTER,
 ) -> tuple[SilentKind, ...]:
     """Return the work that ran since a time and reports nothing, the latest first.
 
-    Where the target has an estimate by now, nobody needs to do anything any more.
+    `least` is after how many tasks. Where the target has an estimate by now, nobody needs to do
+    anything any more.
     """
     rows = transaction.read(f"{_SILENT} {_LATEST}", (since, _HAS_SILENT, MAX_SILENT_READ))
     known = [_known(row) for row in rows]
     found = [
         one
-        for one in Estimates((kind.kind, kind.learned) for kind in known).silent_kinds()
+        for one in Estimates((kind.kind, kind.learned) for kind in known).silent_kinds(least)
         if estimates.get(one.kind.name, NO_ESTIMATE).amount(one.unit) is None
     ]
     return tuple(found[:MAX_SILENT])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
@@ -77,7 +78,7 @@ class StepSummary(msgspec.Struct, frozen=True, kw_only=True):
     counts: dict[str, int]
     """How many runs are in each state."""
     seconds: float | None = None
-    """From the first start to the last end, as far as it has come."""
+    """For how long at least one of its runs has run, over all resumes."""
     attempts: int = 0
     """Attempts of all its runs together."""
     tokens: int = 0
@@ -143,11 +144,15 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 _OUTPUTS = frozenset(("output", "result", "outputs", "results"))
 
 
+PAUSE_SECONDS = 1.0
+"""Shorter pauses count as time in which a step runs: of many short runs there are few spans."""
+
+
 class _StepTotals:
     """The sums of one step; `summary` is kept until something changes."""
 
     __slots__ = ("assumed_micro_usd", "attempts", "error", "first_start", "last_end",
-                 "micro_usd", "summary", "tokens", "truncated", "unpriced")  # fmt: skip
+                 "micro_usd", "pauses", "summary", "tokens", "truncated", "unpriced")  # fmt: skip
 
     def __init__(self) -> None:
         self.attempts = 0
@@ -158,6 +163,7 @@ class _StepTotals:
         self.truncated = 0
         self.first_start: float | None = None
         self.last_end: float | None = None
+        self.pauses: tuple[float, ...] = ()
         self.error: str | None = None
         self.summary: StepSummary | None = None
 
@@ -168,9 +174,28 @@ class _StepTotals:
         self.assumed_micro_usd += task.assumed_micro_usd
         self.unpriced += task.is_unpriced
         self.truncated += task.is_truncated
-        self.first_start = _earliest(self.first_start, task.started_at)
-        if task.completed_at is not None:
-            self.last_end = max(self.last_end or 0.0, task.completed_at)
+        # What a budget refused did not run until then, even if an earlier attempt did.
+        started_at, ended_at = task.started_at, task.completed_at
+        if task.state is not TaskState.REJECTED and started_at is not None and ended_at is not None:
+            self.first_start, *pauses, self.last_end = self.spans_with(started_at, ended_at)
+            self.pauses = tuple(pauses)
+
+    @property
+    def spans(self) -> tuple[float, ...]:
+        """When at least one of its tasks ran: the start and the end of each span, in order."""
+        if self.first_start is None or self.last_end is None:
+            return ()
+        return (self.first_start, *self.pauses, self.last_end)
+
+    def spans_with(self, start: float, end: float) -> tuple[float, ...]:
+        """Return the spans with one more, which is one with those that it meets."""
+        spans, end = self.spans, max(start, end)
+        first = bisect_left(spans, start - PAUSE_SECONDS)
+        after = bisect_right(spans, end + PAUSE_SECONDS)
+        met = (start, end, *spans[first:after])
+        # An odd place lies within a span.
+        inner = (min(met),) * (first % 2 == 0) + (max(met),) * (after % 2 == 0)
+        return spans[:first] + inner + spans[after:]
 
 
 class RunTotals:
@@ -258,7 +283,7 @@ class RunTotals:
             step=step_id,
             total=counts.total,
             counts=_counts(counts, running=len(running)),
-            seconds=_seconds(tally, live, now if running else None),
+            seconds=_seconds(tally, running, now),
             attempts=tally.attempts + sum(task.attempt for task in live),
             tokens=tally.tokens + sum(task.tokens for task in live),
             micro_usd=tally.micro_usd + sum(task.micro_usd for task in live),
@@ -293,15 +318,7 @@ def _by_state(counts: tuple[int, ...]) -> dict[str, int]:
     return {state.value: count for state, count in zip(StepState, counts, strict=True) if count > 0}
 
 
-def _seconds(tally: _StepTotals, live: list[StepTask], now: float | None) -> float | None:
-    first = tally.first_start
-    for task in live:
-        first = _earliest(first, task.started_at)
-    last = tally.last_end if now is None else now
-    return None if first is None or last is None else max(0.0, last - first)
-
-
-def _earliest(first: float | None, second: float | None) -> float | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return min(first, second)
+def _seconds(tally: _StepTotals, running: list[StepTask], now: float) -> float | None:
+    starts = [task.started_at for task in running if task.started_at is not None]
+    spans = tally.spans_with(min(starts), now) if starts else tally.spans
+    return sum(spans[1::2]) - sum(spans[::2]) if spans else None

@@ -114,6 +114,16 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", ["rolling:1m", "rolling:24", "rolling:1.5h", "rolling", "rolling 1h"]
+)
+def test_a_rolling_window_in_other_units_is_told_that_hours_are_meant(text: str) -> None:
+    with pytest.raises(InvalidSettingError) as caught:
+        parse_window(text)
+    advice = "write a rolling window in whole hours, as rolling:24h"
+    assert str(caught.value) == f"window: {text!r} is no window; {advice}"
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"kind": WindowKind.CALENDAR},

@@ -131,6 +131,12 @@ class Request:
         host, port = server
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
+    @property
+    def address(self) -> str:
+        """The address under which the client reached the service."""
+        host = self.identity()[0].decode("latin-1") or self.served_at
+        return f"{'https' if self.is_secure else 'http'}://{host}"
+
     def header(self, name: bytes) -> bytes:
         """Return the first header of this name; empty if there is none."""
         first = self._first

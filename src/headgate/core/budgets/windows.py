@@ -47,6 +47,7 @@ _ONE_DAY = timedelta(days=1)
 _ROLLING = re.compile(r"rolling:([0-9]{1,6})h")
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9][A-Za-z0-9_+-]*)*")
 _MAX_ZONE_LENGTH = 64
+_HOURS = "write a rolling window in whole hours, as rolling:24h"
 _EXAMPLES = "write none, day, week, month, week@Europe/Berlin or rolling:24h"
 
 
@@ -107,7 +108,8 @@ def parse_window(text: str | None) -> Window:
     try:
         unit = CalendarUnit(name)
     except ValueError:
-        raise InvalidSettingError("window", f"{text[:60]!r} is no window; {_EXAMPLES}") from None
+        advice = _HOURS if name.startswith(WindowKind.ROLLING.value) else _EXAMPLES
+        raise InvalidSettingError("window", f"{text[:60]!r} is no window; {advice}") from None
     return Window(kind=WindowKind.CALENDAR, unit=unit, zone=zone if at else UTC_NAME)
 
 

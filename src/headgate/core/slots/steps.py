@@ -296,6 +296,16 @@ def is_news(
     return known_ms is None or abs(read.reset_ms - known_ms) > SAME_RESET_MS
 
 
+def is_used_up(
+    config: SlotConfig, row: SlotRow, answer: QuotaReport | QuotaFailure, now: float
+) -> bool:
+    """Tell whether a response is the first to say that the quota is used up."""
+    read = read_answer(config, answer, now, row.reading)
+    if isinstance(read, QuotaFailure) or not read.kept.is_exhausted:
+        return False
+    return row.reading is None or not is_exhausted(config, row.reading, now)
+
+
 def with_reading(
     row: SlotRow, read: Reading, now: float, *, counts_errors: bool = True
 ) -> tuple[SlotRow, Confirmation]:

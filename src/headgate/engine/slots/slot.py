@@ -36,6 +36,7 @@ from headgate.core.slots.steps import (
     claim_poll,
     claim_wake,
     is_news,
+    is_used_up,
     look,
     needs_look,
     observe,
@@ -327,8 +328,8 @@ class KeySlot:
         """Take note of a response that somebody got with this key; the quota loop stores it.
 
         Only the newest is read, once a second and at a refusal, so that traffic costs next to
-        nothing. What changes nothing but a percentage is stored at most every half minute; the
-        rest within a second or two.
+        nothing. That a quota is used up is stored at once, what changes nothing but a percentage at
+        most every half minute, and the rest within a second or two.
         """
         self._response = (status, headers, at)
         if status == TOO_MANY_REQUESTS or abs(at - self._examined_at) >= NEWS_SECONDS:
@@ -349,8 +350,12 @@ class KeySlot:
         if self._observed is None:
             self.observed_due_at = float("inf")
             return
-        is_new = is_news(self.config, self.row, self._observed[1], at)
-        self._store_by(self._observed_at + (NEWS_SECONDS if is_new else OBSERVE_SECONDS))
+        told = (self.config, self.row, self._observed[1], at)
+        if is_used_up(*told):
+            self._store_by(self._examined_at)
+        else:
+            wait = NEWS_SECONDS if is_news(*told) else OBSERVE_SECONDS
+            self._store_by(self._observed_at + wait)
 
     def _store_by(self, due_at: float) -> None:
         self.observed_due_at = due_at
