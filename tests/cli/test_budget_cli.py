@@ -363,6 +363,37 @@ def test_a_scope_that_nothing_is_known_of_may_be_a_typing_error(
     )
 
 
+@pytest.mark.parametrize(
+    ("scope", "warning"),
+    [
+        ("projects:evals", "'projects'; did you mean project:evals?"),
+        ("Proyect:evals", "'proyect'; did you mean project:evals?"),
+        ("project:evals/agnt:pr-1", "'agnt'; did you mean project:evals/agent:pr-1?"),
+        ("Project:evals/team:red", ""),
+        ("customer:evals", ""),
+    ],
+)
+def test_a_mistyped_kind_of_a_budget_is_warned_of(
+    scope: str, warning: str, data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = str(data_home / "budget.db")
+    assert run(["budget", "set", scope, "--limit-usd", "5", "--ledger", ledger]) == 0
+    line = f"headgate: warning: Headgate itself charges no scope of kind {warning}\n"
+    assert capsys.readouterr().err == (line if warning else "")
+
+
+def test_a_kind_that_was_charged_is_not_mistyped(
+    data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def a_charge(tracker: LedgerTracker) -> None:
+        await tracker.adjust("sessions:a", "1.00")
+
+    path = data_home / "headgate" / "budget.db"
+    prepare(path, a_charge)
+    assert run(["budget", "set", "sessions:a", "--limit-usd", "5", "--ledger", str(path)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_a_budget_is_listed_and_deleted(
     data_home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

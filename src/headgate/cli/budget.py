@@ -38,7 +38,14 @@ from headgate.cli.output import (
     print_table,
     unknown_name,
 )
-from headgate.core.budgets.scopes import Scope, ancestors, is_within, leaf_kind, parse_scope
+from headgate.core.budgets.scopes import (
+    Scope,
+    ancestors,
+    is_within,
+    leaf_kind,
+    mistyped_kind,
+    parse_scope,
+)
 from headgate.core.budgets.windows import parse_window, window_words
 from headgate.core.money import format_usd, to_limit_micro_usd, to_signed_micro_usd
 from headgate.core.text import did_you_mean, nearest, printable
@@ -724,6 +731,9 @@ def set_limits(
         # What is in force is told, and not what was typed.
         status = books.status(name) if as_json else _own(books, name)
         place = books.place
+    problem = mistyped_kind(name)
+    if problem and _gives_amount(change) and (before is None or not _is_used(before)):
+        click.echo(printable(f"headgate: warning: {problem}"), err=True)
     if as_json:
         print_json(status)
         return
@@ -785,8 +795,7 @@ def _spent_words(status: BudgetStatusBody) -> str:
 
 def _unused(books: Books, status: BudgetStatusBody) -> str:
     """Say that a scope is one that nothing is known of; it may be a typing error."""
-    amounts = (_spent_micro(status), _micro(status.reserved_usd), _used_tokens(status))
-    if not status.scope or _has_limit(status) or any(amounts) or status.children:
+    if not status.scope or _has_limit(status) or _is_used(status):
         return ""
     unknown = books.unknown_project(status.scope)
     if unknown:
@@ -795,6 +804,12 @@ def _unused(books: Books, status: BudgetStatusBody) -> str:
     near = nearest(status.scope, known)
     meant = f"; {did_you_mean(near)}" if near else ""
     return f"nothing was charged to {status.scope}, and it has no budget{meant}"
+
+
+def _is_used(status: BudgetStatusBody) -> bool:
+    """Tell whether something was charged to a scope, or may have been."""
+    amounts = (_spent_micro(status), _micro(status.reserved_usd), _used_tokens(status))
+    return any(amounts) or bool(status.children)
 
 
 def _own(books: Books, scope: str) -> BudgetStatusBody | None:
