@@ -53,12 +53,11 @@ from headgate.api.slots import (
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.budgets.status import ScopeStatus, has_limit
 from headgate.config import AgentSettings, Settings, budget_warnings, budgets
-from headgate.config.budget_limits import ROOT_NAME
 from headgate.config.messages import key_path
 from headgate.config.overrides import BUDGET_KEYS, PATCHABLE, Change, OverrideKind, written_table
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.config.state import ConfigState
-from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
+from headgate.core.budgets.scopes import ROOT, ROOT_NAME, Scope, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.fair_share import Share
 from headgate.core.gates import GateClosure, GateKind, GatePart

@@ -39,6 +39,7 @@ from headgate.cli.output import (
     unknown_name,
 )
 from headgate.core.budgets.scopes import (
+    ROOT_NAME,
     Scope,
     ancestors,
     is_within,
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-ROOT_NAME = "root"
 NONE = "none"
 BUDGET_KEYS = ("limit_usd", "limit_tokens", "window")
 MOST_ENTRIES = 10_000
@@ -678,7 +678,7 @@ def budget() -> None:
     """Set budgets, see what is spent, correct what is booked.
 
     The budgets are those of the running service, or of --ledger. SCOPE is a path such as
-    project:web or session:eval-1/workflow:w1; root is everything together.
+    project:web or session:eval-1/workflow:w1; root is everything together, and "" in JSON.
     """
 
 

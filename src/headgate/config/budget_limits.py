@@ -18,7 +18,7 @@ from headgate.config.settings import (
 )
 from headgate.config.validation import at_dollars, at_key, slot_label_warnings
 from headgate.core.budgets.ledger import Limit
-from headgate.core.budgets.scopes import ROOT, Scope, mistyped_kind, parse_scope
+from headgate.core.budgets.scopes import ROOT, ROOT_NAME, Scope, mistyped_kind, parse_scope
 from headgate.core.budgets.windows import (
     UTC_NAME,
     Window,
@@ -35,8 +35,6 @@ from headgate.core.money import (
 from headgate.core.rate_limits import WINDOW_SECONDS, RateKind, RateLimit, RateUnit
 from headgate.errors import InvalidSettingError, Problems
 from headgate.storage.zones import zone
-
-ROOT_NAME = "root"
 
 
 def budgets(settings: Settings) -> dict[Scope, Limit]:

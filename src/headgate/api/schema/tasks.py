@@ -491,6 +491,7 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     """A scope with its limits and balances; a scope without a limit has no limit field."""
 
     scope: str
+    """The path of the scope; `""` is `root`."""
     window: str
     spent_usd: str
     """Dollars spent within what was reserved."""

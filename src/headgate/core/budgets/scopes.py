@@ -25,6 +25,9 @@ from headgate.errors import InvalidScopeError
 Scope = NewType("Scope", str)
 
 ROOT = Scope("")
+ROOT_NAME = "root"
+"""The root in commands, settings and messages. Where it is data, as in JSON, it is the empty text.
+"""
 ROOT_WORDS = "the whole service"
 KINDS = ("project", "agent", "session", "workflow", "team")
 """The kinds that Headgate charges by itself; whoever names scopes may have others."""
