@@ -196,6 +196,11 @@ def test_tokens_are_told_when_there_are_any() -> None:
     assert "Tokens: 1,000 / 4,000 (25.0%), 7 reserved" in written(status)
 
 
+@pytest.mark.parametrize(("waiting", "text"), [(1, "1 task or call"), (2, "2 tasks or calls")])
+def test_what_waits_for_a_budget_may_be_a_call(waiting: int, text: str) -> None:
+    assert f"Waiting: {text}, for room in this budget" in written(status_of(waiting=waiting))
+
+
 def test_a_limit_of_zero_has_no_percentage() -> None:
     assert written(status_of(limit_usd="0.00"))[0] == "Spent: $0.00 / $0.00"
 

@@ -368,6 +368,7 @@ def test_a_strict_call_may_be_shortened_to_what_is_left(tmp_path: Path, path: st
             assert request.max_tokens == lowered
             record = await gateway.record(answer)
             assert record.reserved_micro_usd <= usd(0.005)
+            assert record.reserved_basis == "given"
             answer = await gateway.ask(path)
             assert "x-headgate-max-tokens" not in answer.headers
 

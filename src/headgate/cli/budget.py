@@ -36,6 +36,7 @@ from headgate.cli.output import (
     print_json,
     print_json_lines,
     print_table,
+    tasks_or_calls,
     unknown_name,
 )
 from headgate.core.budgets.scopes import (
@@ -489,7 +490,7 @@ def report_lines(report: BudgetReport, now: datetime | None = None) -> Iterator[
     if status.counted_since is not None:
         yield _not_counted(status.counted_since)
     if status.waiting:
-        yield f"Waiting: {status.waiting:,} tasks wait for room in this budget"
+        yield f"Waiting: {tasks_or_calls(status.waiting)}, for room in this budget"
     yield from _breakdown(status)
     if status.is_truncated:
         yield "Some scopes are missing: there are too many. Ask for the status of one within."
