@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 NONE = "none"
-BUDGET_KEYS = ("limit_usd", "limit_tokens", "window")
+BUDGET_KEYS = ("limit_usd", "limit_tokens", "window", "reserve")
 MOST_ENTRIES = 10_000
 PAGE_ENTRIES = 1_000
 ANSWER_SECONDS = 30.0
@@ -706,6 +706,11 @@ Examples:
     "--window",
     help="When the budget starts anew: none, day, week, month, week@Europe/Berlin or rolling:24h.",
 )
+@click.option(
+    "--reserve",
+    type=click.Choice(["strict", "expected", NONE]),
+    help="What a call reserves in it: the most that it can cost, or what such calls usually cost.",
+)
 @where_options
 @json_option
 def set_limits(
@@ -716,6 +721,7 @@ def set_limits(
     limit_usd: str | None,
     limit_tokens: str | None,
     window: str | None,
+    reserve: str | None,
     as_json: bool,
 ) -> None:
     """Set the limits and the window of a scope; an option that you leave out changes nothing.
@@ -723,7 +729,9 @@ def set_limits(
     A limit stops new work, not running work. Earlier spending inside a new window counts.
     """
     name = _named(scope, session)
-    change = _change_of(limit_usd, limit_tokens, window)
+    change = _change_of(limit_usd, limit_tokens, window, reserve)
+    if reserve is not None and where.ledger is not None:
+        raise InvalidSettingError("--reserve", "is for calls through a service; leave it out")
     with opened_books(where, creates=True) as books:
         before = _own(books, name)
         if before is not None and not _has_limit(before) and not _gives_amount(change):
@@ -743,6 +751,8 @@ def set_limits(
         return
     limits = _budget_words(status)
     click.echo(printable(f"Set budget {name or ROOT_NAME} to {limits}, {place}"))
+    if reserve is not None:
+        click.echo(f"Calls reserve {_RESERVED[reserve]}")
     if before is None:
         return
     if _has_limit(before) and _budget_words(before) != limits:
@@ -753,11 +763,16 @@ def set_limits(
         click.echo(_not_counted(status.counted_since))
 
 
+_RESERVED = {
+    "strict": "the most that they can cost",
+    "expected": "what such calls usually cost",
+    NONE: "what their project says",
+}
 _NO_LIMIT_GIVEN = "give --limit-usd, --limit-tokens or both; headgate budget delete removes them"
 
 
 def _change_of(
-    limit_usd: str | None, limit_tokens: str | None, window: str | None
+    limit_usd: str | None, limit_tokens: str | None, window: str | None, reserve: str | None
 ) -> dict[str, Any]:
     """Read what is to change; `none` removes a limit, or the window."""
     change: dict[str, Any] = {}
@@ -774,6 +789,8 @@ def _change_of(
     if window is not None:
         parse_window(window)
         change["window"] = window
+    if reserve is not None:
+        change["reserve"] = None if reserve == NONE else reserve
     if not change or not (_gives_amount(change) or window is not None or len(change) == 1):
         raise InvalidSettingError("limit", _NO_LIMIT_GIVEN)
     return change
