@@ -534,34 +534,44 @@ def test_the_action_starts_a_gateway_with_a_budget_and_reports_the_cost(
         assert "$0.02" in Path(variables["GITHUB_STEP_SUMMARY"]).read_text()
 
 
-def test_the_job_of_a_pull_request_gets_a_token_with_a_budget_of_its_own(
+def test_jobs_of_a_pull_request_get_tokens_with_one_budget_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_KEY", "any-text")
     work = yaml.safe_load(workflow_blocks()[1])["jobs"]["review"]
     (step,) = (one for one in work["steps"] if "HEADGATE_TOKEN" in one.get("env", {}))
+    (of_page,) = (one.body for one in blocks_of(CI_PAGE.read_text()) if one.language == "toml")
     settings = tmp_path / "headgate.toml"
     with fake_provider() as provider:
         settings.write_text(
-            "[auth]\nrequired = true\n[projects.reviews]\n"
-            f'[upstreams.openai]\nkind = "openai"\nbase_url = "{provider}/v1"\n'
+            f'{of_page}[upstreams.openai]\nkind = "openai"\nbase_url = "{provider}/v1"\n'
             'key_env = "FAKE_KEY"\n'
-            '[prices."gpt-5-mini"]\ninput = 100000\noutput = 200000\n'
+            '[prices."gpt-5-mini"]\ninput = 0\noutput = 1_000_000\n'
         )
         with running_service(tmp_path, "--config", str(settings)) as service:
+            body = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": "Say hello"}]}
+            path = "/v1/chat/completions"
             variables = environment(
                 HEADGATE_URL=service.address,
                 HEADGATE_TOKEN=(tmp_path / "data/token").read_text().strip(),
                 AGENT=step["env"]["AGENT"].replace("${{ github.event.number }}", "7"),
                 GITHUB_ENV=str(tmp_path / "env"),
+                GITHUB_RUN_ATTEMPT="1",
             )
-            subprocess.run(["bash", "-ec", step["run"]], env=variables, check=True)
-            exported = assignments(variables["GITHUB_ENV"])
-            service.token = exported["ANTHROPIC_AUTH_TOKEN"]
-            body = {"model": "gpt-5-mini", "messages": [{"role": "user", "content": "Say hello"}]}
-            path = "/v1/chat/completions"
-            statuses = [service.ask("POST", path, body).status for _ in range(3)]
-            assert statuses == [200, 200, 402]
+
+            def pushed(run_id: str) -> None:
+                script = ["bash", "-ec", step["run"]]
+                subprocess.run(script, env=variables | {"GITHUB_RUN_ID": run_id}, check=True)
+                service.token = assignments(variables["GITHUB_ENV"])["ANTHROPIC_AUTH_TOKEN"]
+
+            def asked(**more: object) -> int:
+                return service.ask("POST", path, body | more).status
+
+            pushed("1")
+            # The longest answer of the model does not fit, however short its answers usually are.
+            assert [asked(max_tokens=1), asked()] == [200, 402]
+            pushed("2")
+            assert [asked(max_tokens=1), asked(max_tokens=1)] == [200, 402]
             other = {"X-Headgate-Agent": "pr-8"}
             assert service.ask("POST", path, body, headers=other).status == 403
 

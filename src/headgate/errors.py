@@ -217,7 +217,7 @@ class BudgetMismatchError(CallerError):
     """A budget exists already, with another limit; both are in words, such as `$50.00`."""
 
     def __init__(self, *, scope: str, existing: str, wanted: str, source: str, change: str) -> None:
-        line = f"{scope or '(root)'}: the limit is {existing}, and {source} says {wanted}"
+        line = f"{scope or _ROOT}: the limit is {existing}, and {source} says {wanted}"
         super().__init__(f"{line}; use the same limit, or change it with `{change}`")
         self.scope, self.existing, self.wanted = scope, existing, wanted
 
@@ -237,9 +237,7 @@ class AdjustmentError(InvalidFieldError):
     def __init__(self, *, scope: str, call: str, unit: str, wanted: int, there: int) -> None:
         field = "usd" if unit == "micro_usd" else "tokens"
         what = "booked" if call == "adjust" else "claimed and not accepted"
-        line = (
-            f"is {_exact(wanted, unit)}, and {scope or '(root)'} has {_exact(there, unit)} {what}"
-        )
+        line = f"is {_exact(wanted, unit)}, and {scope or _ROOT} has {_exact(there, unit)} {what}"
         super().__init__(field, f"{line} in its window; give at most that amount")
         self.scope, self.unit, self.wanted, self.there = scope, unit, wanted, there
 
@@ -306,7 +304,7 @@ class BudgetExceededError(LimitReachedError):
         used, left = spent + overrun, max(0, limit - spent - overrun - reserved)
         line = f"Budget exceeded: spent {_in_full(used, unit)} of {_in_full(limit, unit)} limit"
         line += f"; {_exact(requested, unit)} needed, {_exact(left, unit)} left"
-        details = f"scope {scope or '(root)'}, {_exact(reserved, unit)} reserved"
+        details = f"scope {scope or _ROOT}, {_exact(reserved, unit)} reserved"
         self._advice = _advice(resets_at, may_clear=may_clear)
         if is_overfull:
             most = _exact(limit, unit)
@@ -344,9 +342,10 @@ class BudgetExceededError(LimitReachedError):
         """The same without any figure, for those who may not read them."""
         if self.kind:
             return first_of_kind(self.live, self.unit)
-        return _outline(self.scope or "(root)", self._advice)
+        return _outline(self.scope or _ROOT, self._advice)
 
 
+_ROOT = "root"
 _RAISE = "raise the limit"
 _LOWER = "lower max_tokens or the estimate"
 _LONGEST_EXCEEDED = 2_000
@@ -360,7 +359,7 @@ def without_figures(error: str, may_read: Callable[[str], bool]) -> str:
     if found is None:
         return error
     scope, advice = found.groups()
-    may_read_it = may_read("" if scope == "(root)" else scope)
+    may_read_it = may_read("" if scope == _ROOT else scope)
     return to_tenant(error if may_read_it else _outline(scope, advice))
 
 

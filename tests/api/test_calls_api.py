@@ -146,6 +146,7 @@ async def test_a_call_is_shown_with_its_times_its_key_and_its_cost() -> None:
             output_tokens=20,
             reserved_tokens=90,
             reserved_micro_usd=2_000_000,
+            reserved_basis="learned",
             assumed_tokens=5,
             assumed_micro_usd=4_567,
         )
@@ -173,7 +174,7 @@ async def test_a_call_is_shown_with_its_times_its_key_and_its_cost() -> None:
             "status": 200,
             "tries": 1,
             "reported": {"inputTokens": 50, "cachedTokens": 10, "outputTokens": 20},
-            "reserved": {"tokens": 90, "usd": "2.00"},
+            "reserved": {"tokens": 90, "usd": "2.00", "basis": "learned"},
             "usage": {
                 "tokens": 70,
                 "usd": "1.234567",

@@ -729,6 +729,19 @@ def test_a_raised_limit_keeps_its_window(headgate: Command, service: ServiceProc
     headgate("budget", "reset", "project:evals", *at)
 
 
+def test_a_budget_is_made_strict(headgate: Command, service: ServiceProcess) -> None:
+    at = ("--url", service.address)
+    said = headgate("budget", "set", "project:evals", "--reserve", "strict", *at)
+    assert said.out.splitlines()[1] == "Calls reserve the most that they can cost"
+    with SyncClient(service.address) as client:
+        (found,) = (one for one in client.list_budgets().budgets if one.scope == "project:evals")
+        assert (found.reserve, found.overridden) == ("strict", ["reserve"])
+    headgate("budget", "reset", "project:evals", *at)
+    refused = headgate("budget", "set", "s:1", "--reserve", "strict", "--ledger", "budget.db")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "--reserve: is for calls through a service" in refused.err
+
+
 def test_a_raised_limit_keeps_the_window_that_a_client_set(
     headgate: Command, service: ServiceProcess
 ) -> None:

@@ -196,6 +196,11 @@ def test_tokens_are_told_when_there_are_any() -> None:
     assert "Tokens: 1,000 / 4,000 (25.0%), 7 reserved" in written(status)
 
 
+@pytest.mark.parametrize(("waiting", "text"), [(1, "1 task or call"), (2, "2 tasks or calls")])
+def test_what_waits_for_a_budget_may_be_a_call(waiting: int, text: str) -> None:
+    assert f"Waiting: {text}, for room in this budget" in written(status_of(waiting=waiting))
+
+
 def test_a_limit_of_zero_has_no_percentage() -> None:
     assert written(status_of(limit_usd="0.00"))[0] == "Spent: $0.00 / $0.00"
 
@@ -361,6 +366,37 @@ def test_a_scope_that_nothing_is_known_of_may_be_a_typing_error(
         "headgate: warning: nothing was charged to session:eval-2026-04-13, and it has no "
         "budget; did you mean session:eval-2026-04-12?\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("scope", "warning"),
+    [
+        ("projects:evals", "'projects'; did you mean project:evals?"),
+        ("Proyect:evals", "'proyect'; did you mean project:evals?"),
+        ("project:evals/agnt:pr-1", "'agnt'; did you mean project:evals/agent:pr-1?"),
+        ("Project:evals/team:red", ""),
+        ("customer:evals", ""),
+    ],
+)
+def test_a_mistyped_kind_of_a_budget_is_warned_of(
+    scope: str, warning: str, data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = str(data_home / "budget.db")
+    assert run(["budget", "set", scope, "--limit-usd", "5", "--ledger", ledger]) == 0
+    line = f"headgate: warning: Headgate itself charges no scope of kind {warning}\n"
+    assert capsys.readouterr().err == (line if warning else "")
+
+
+def test_a_kind_that_was_charged_is_not_mistyped(
+    data_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def a_charge(tracker: LedgerTracker) -> None:
+        await tracker.adjust("sessions:a", "1.00")
+
+    path = data_home / "headgate" / "budget.db"
+    prepare(path, a_charge)
+    assert run(["budget", "set", "sessions:a", "--limit-usd", "5", "--ledger", str(path)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_a_budget_is_listed_and_deleted(

@@ -266,6 +266,11 @@ def test_a_call_without_a_known_price_has_no_dollars() -> None:
     assert row_of(body(usage=usage))[-1] == "$0.00"
 
 
+def test_a_call_says_where_its_reservation_comes_from() -> None:
+    lines = lines_of(body(reserved=CallAmountBody(tokens=5, usd="0.10", basis="learned")))
+    assert "reserved    5 tokens, $0.10, what such calls usually need" in lines
+
+
 def body(**fields: object) -> CallBody:
     given: dict[str, object] = {
         "call_id": UNKNOWN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.api.schema.tasks import WhyBody
+from headgate.api.schema.tasks import ReasonBody, WhyBody
 from headgate.cli.output import clock_time
 from headgate.cli.task_view import lines_of
 from headgate.cli.why import lines_of as lines_of_why
@@ -54,6 +54,13 @@ def test_usage_is_one_line_that_says_what_is_assumed(
     used: tuple[int, int], assumed: tuple[int, int], shown: str
 ) -> None:
     assert usage_line(used=used, assumed=assumed) == shown
+
+
+@pytest.mark.parametrize(("others", "text"), [(1, "1 task or call"), (3, "3 tasks or calls")])
+def test_what_holds_a_task_may_be_a_call_of_others(others: int, text: str) -> None:
+    reason = ReasonBody(detail={}, message="the project is full", held_by_others=others)
+    why = WhyBody(task_id="t", state=TaskStatus.QUEUED, reasons=(reason,))
+    assert lines_of_why(why)[-1] == f"    held by {text} of others"
 
 
 def test_an_attempt_before_the_latest_is_one_line_that_nothing_can_break() -> None:

@@ -177,6 +177,7 @@ async def test_a_budget_is_set_changed_and_taken_away(tmp_path: Path) -> None:
                 "window": "day",
                 "overridden": ["limitTokens", "window"],
                 "closures": [],
+                "reserve": None,
             }
         ]
         assert (await service.ended(await service.submit(**task)))["state"] == "rejected"
@@ -202,6 +203,7 @@ async def test_a_budget_is_set_changed_and_taken_away(tmp_path: Path) -> None:
         ("/budgets", {"limitTokens": 1}, 400, "missing required field 'scope'"),
         ("/budgets?scope=a", {"limitTokens": 1}, 400, "scope"),
         ("/budgets?scope=session:s", {"window": "x"}, 400, "limits nothing; write limit_usd"),
+        ("/budgets?scope=session:s", {"reserve": "x"}, 400, "field 'reserve'"),
         ("/projects/a", "[]", 400, "the body must be a JSON object"),
     ],
 )

@@ -40,6 +40,11 @@ class Restarts:
             found = (await service.get("/budgets"))["budgets"]
             return [(one["limitUsd"], one["limitTokens"], one["window"]) for one in found]
 
+    async def reserves(self, text: str) -> list[str | None]:
+        """Start with a file, and return what calls reserve in each budget."""
+        async with running(self._folder, text, store=self._store) as service:
+            return [one["reserve"] for one in (await service.get("/budgets"))["budgets"]]
+
     async def printed(self, text: str) -> str:
         """Start with a file, and return what `headgate up` prints."""
         async with running(self._folder, text, store=self._store) as service:
@@ -108,6 +113,20 @@ async def test_a_reset_of_all_that_differs_goes_back_to_the_file(restarts: Resta
     await restarts.set_by_hand(HUNDRED, reset=["limitUsd"])
     assert await restarts.shown(HUNDRED) == [("100.00", None, "none")]
     assert await restarts.shown(BASE) == []
+
+
+async def test_a_reserve_set_by_hand_holds_until_the_file_says_another(restarts: Restarts) -> None:
+    await restarts.set_by_hand(HUNDRED, reserve="strict")
+    await restarts.set_by_hand(HUNDRED, limitUsd="5")
+    assert await restarts.reserves(HUNDRED) == ["strict"]
+    expected = HUNDRED + 'reserve = "expected"\n'
+    assert await restarts.reserves(expected) == ["expected"]
+    assert await restarts.shown(expected) == [("100.00", None, "none")]
+    await restarts.set_by_hand(expected, reserve=None)
+    await restarts.set_by_hand(expected, limitUsd="5")
+    assert await restarts.reserves(expected) == [None]
+    await restarts.set_by_hand(expected, reset=["reserve"])
+    assert await restarts.reserves(expected) == ["expected"]
 
 
 async def test_a_start_says_which_budget_the_file_has_replaced(restarts: Restarts) -> None:

@@ -567,6 +567,12 @@ def test_a_rate_limit_is_on_what_has_its_name(text: str, kind: str, file: Path) 
     assert bool(warnings_of(found)) == (text == "")
 
 
+def test_a_budget_of_a_mistyped_kind_is_warned_of(file: Path) -> None:
+    found = loaded(file, "[budgets.'sesion:a']\nlimit_usd = '5'")
+    problem = "Headgate itself charges no scope of kind 'sesion'; did you mean session:a?"
+    assert warnings_of(found) == [f'budgets."sesion:a": {problem}']
+
+
 def test_the_file_in_the_working_directory_is_taken_if_there_is_one(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

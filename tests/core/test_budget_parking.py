@@ -444,7 +444,7 @@ def test_a_task_of_a_tenant_is_refused_with_the_figures_of_its_own_budgets_alone
     error = BudgetParking().judge(task, refusal, Terms()).error
     assert error is not None
     assert ("spent" in error) == has_figures
-    assert (scope or "(root)") in error
+    assert (scope or "root") in error
 
 
 # Work that comes, runs and ends beside a real ledger, whose changes are heard of at once or not.

@@ -31,14 +31,14 @@ CLOCK = "2026-01-01 00:00:00 UTC"
             GateClosed(kind="slot", name="work", until=NEW_YEAR, resets_at=NEW_YEAR + 60),
             f"slot work is closed, resets at 2026-01-01 00:01:00 UTC, until {CLOCK}",
         ),
-        (GateClosed(kind="scope", name=""), "scope (root) is closed"),
+        (GateClosed(kind="scope", name=""), "scope root is closed"),
         (
             BudgetShort(scope="team:a", unit="micro_usd", room=50_000, requested=100_000),
             "needs $0.10, but budget team:a has $0.05 left",
         ),
         (
             BudgetShort(scope="", unit="tokens", room=1_200, requested=3_000_000),
-            "needs 3,000,000 tokens, but budget (root) has 1,200 tokens left",
+            "needs 3,000,000 tokens, but budget root has 1,200 tokens left",
         ),
         (
             NoWorker(agent_id="a", since=NEW_YEAR),

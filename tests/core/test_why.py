@@ -347,7 +347,7 @@ UNTIL = START + 100
 TELLING: list[tuple[Reason, str]] = [
     (NotYetDue(until=UNTIL), "it may start"),
     (GateClosed(kind="scope", name="project:x", until=UNTIL), "the window of budget project:x"),
-    (GateClosed(kind="scope", name="", until=UNTIL), "the window of budget (root) opens"),
+    (GateClosed(kind="scope", name="", until=UNTIL), "the window of budget root opens"),
     (GateClosed(kind="slot", name="work", until=UNTIL), "slot work opens"),
     (BudgetShort(scope="s", unit="tokens", room=1, requested=2, until=UNTIL), "budget s opens"),
     (RateLimited(agent_type="claude", until=UNTIL), "it may start"),

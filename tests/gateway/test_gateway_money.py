@@ -337,6 +337,19 @@ def test_a_header_cannot_ask_for_less_care(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_budget_is_made_strict_while_the_service_runs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with gateway_service(tmp_path, budget("5")) as gateway:
+            for reserve, basis in (("strict", "given"), (None, "learned")):
+                change = {"reserve": reserve}
+                answer = await gateway.client.patch("/budgets?scope=project:a", json=change)
+                assert answer.status_code == 200, answer.text
+                answer = await gateway.ask(f"/p/a{CHAT}", max_tokens=50_000)
+                assert (await gateway.record(answer)).reserved_basis == basis
+
+    asyncio.run(scenario())
+
+
 def test_a_strict_call_that_nobody_can_bound_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with gateway_service(tmp_path, budget("5", 'reserve = "strict"')) as gateway:
@@ -369,6 +382,7 @@ def test_a_strict_call_may_be_shortened_to_what_is_left(tmp_path: Path, path: st
             assert request.max_tokens == lowered
             record = await gateway.record(answer)
             assert record.reserved_micro_usd <= usd(0.005)
+            assert record.reserved_basis == "given"
             answer = await gateway.ask(path)
             assert "x-headgate-max-tokens" not in answer.headers
 

@@ -217,7 +217,7 @@ WAYS: list[tuple[dict[str, Any], str, str]] = [
     (REDIS, TEAM, f"{SET} {TEAM} --limit-usd USD --ledger 'redis://u:***@h/0' && GO"),
     ({**OWN, "scopes": AROUND}, "session:q", "GO --budget-session-limit USD"),
     ({**OWN, "scopes": AROUND}, TEAM, "GO"),
-    (HERE, "(root)", "GO"),
+    (HERE, "root", "GO"),
 ]
 
 

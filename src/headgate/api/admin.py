@@ -53,12 +53,12 @@ from headgate.api.slots import (
 from headgate.api.submission import check_unknown, excerpt, read_body
 from headgate.budgets.status import ScopeStatus, has_limit
 from headgate.config import AgentSettings, Settings, budget_warnings, budgets
-from headgate.config.budget_limits import ROOT_NAME
+from headgate.config.budget_limits import scope_of
 from headgate.config.messages import key_path
 from headgate.config.overrides import BUDGET_KEYS, PATCHABLE, Change, OverrideKind, written_table
 from headgate.config.settings import DEFAULT_PROJECT
 from headgate.config.state import ConfigState
-from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
+from headgate.core.budgets.scopes import ROOT, ROOT_NAME, Scope, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.fair_share import Share
 from headgate.core.gates import GateClosure, GateKind, GatePart
@@ -205,6 +205,8 @@ def target_body(state: ConfigState, name: str, closed: Closed = NOTHING_CLOSED) 
 
 def budget_bodies(state: ConfigState, closed: Closed = NOTHING_CLOSED) -> list[BudgetBody]:
     """Return what every scope with a limit may use."""
+    written = {scope_of(name): one.reserve for name, one in state.settings.budgets.items()}
+    reserves = {scope: one.value for scope, one in written.items() if one is not None}
     return [
         BudgetBody(
             scope=scope,
@@ -213,6 +215,7 @@ def budget_bodies(state: ConfigState, closed: Closed = NOTHING_CLOSED) -> list[B
             window=format_window(limit.window),
             overridden=state.overridden_fields("budgets", ROOT_NAME if scope == ROOT else scope),
             closures=closure_bodies(closed, scope),
+            reserve=reserves.get(scope),
         )
         for scope, limit in budgets(state.settings).items()
     ]

@@ -52,7 +52,7 @@ from headgate.budgets.tracker import MAX_ID_LENGTH as MAX_LEDGER_ID_LENGTH
 from headgate.budgets.tracker import ReservationToken
 from headgate.core.budgets.burn_rate import BURN_SECONDS, burn_rate_steps
 from headgate.core.budgets.ledger import Adjustment, JournalEntry
-from headgate.core.budgets.scopes import Scope, ancestors, depth, parse_scope
+from headgate.core.budgets.scopes import ROOT_NAME, Scope, ancestors, depth, parse_scope
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import plain_usd
 from headgate.core.task_view import exact_moment
@@ -211,7 +211,7 @@ async def adjusted(api: Api, request: Request, body: AdjustBody) -> ScopeStatus:
             id=digest,
             actor=actor_of(request),
             action=f"budget.{body.action}",
-            subject=scope or "(root)",
+            subject=scope or ROOT_NAME,
             detail=detail,
         )
     )

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headgate.api.errors import ApiError, not_found
-from headgate.core.budgets.scopes import Scope, Tenant
+from headgate.core.budgets.scopes import ROOT_NAME, Scope, Tenant
 from headgate.core.task import TaskRecord
 from headgate.errors import without_figures
 from headgate.storage.store import TaskQuery
@@ -134,7 +134,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     def check_scope(self, scope: Scope) -> None:
         """Refuse a budget that is not the caller's own."""
         if self.bounds.is_bound and not self.bounds.may_charge(scope):
-            line = f"the token is not for the budget '{scope or '(root)'}'"
+            line = f"the token is not for the budget '{scope or ROOT_NAME}'"
             raise ApiError("forbidden", line, details={"field": "scope"})
 
 

@@ -286,7 +286,11 @@ def call_body(record: CallRecord, caller: Caller) -> CallBody:
 def _reserved(record: CallRecord) -> CallAmountBody | None:
     if not record.reserved_tokens and not record.reserved_micro_usd:
         return None
-    return CallAmountBody(tokens=record.reserved_tokens, usd=plain_usd(record.reserved_micro_usd))
+    return CallAmountBody(
+        tokens=record.reserved_tokens,
+        usd=plain_usd(record.reserved_micro_usd),
+        basis=record.reserved_basis,
+    )
 
 
 def _usage(record: CallRecord) -> CallAmountBody | None:

@@ -23,7 +23,7 @@ from math import inf
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from headgate.core.budgets.scopes import Scope
+from headgate.core.budgets.scopes import ROOT_NAME, Scope
 from headgate.errors import BudgetExceededError, utc_time
 
 FIRST_PAUSE_SECONDS = 0.05
@@ -293,7 +293,7 @@ class _Line:
             _log.warning(line, len(self.waiters), kind)
             return
         line = "%d calls wait for room in the budget %s%s; raise its limit, or set max_wait_seconds"
-        _log.warning(line, len(self.waiters), scope or "(root)", until)
+        _log.warning(line, len(self.waiters), scope or ROOT_NAME, until)
 
 
 _PerLoop = WeakKeyDictionary[asyncio.AbstractEventLoop, BudgetQueue]

@@ -36,9 +36,18 @@ from headgate.cli.output import (
     print_json,
     print_json_lines,
     print_table,
+    tasks_or_calls,
     unknown_name,
 )
-from headgate.core.budgets.scopes import Scope, ancestors, is_within, leaf_kind, parse_scope
+from headgate.core.budgets.scopes import (
+    ROOT_NAME,
+    Scope,
+    ancestors,
+    is_within,
+    leaf_kind,
+    mistyped_kind,
+    parse_scope,
+)
 from headgate.core.budgets.windows import parse_window, window_words
 from headgate.core.money import format_usd, to_limit_micro_usd, to_signed_micro_usd
 from headgate.core.text import did_you_mean, nearest, printable
@@ -60,9 +69,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-ROOT_NAME = "root"
 NONE = "none"
-BUDGET_KEYS = ("limit_usd", "limit_tokens", "window")
+BUDGET_KEYS = ("limit_usd", "limit_tokens", "window", "reserve")
 MOST_ENTRIES = 10_000
 PAGE_ENTRIES = 1_000
 ANSWER_SECONDS = 30.0
@@ -484,7 +492,7 @@ def report_lines(report: BudgetReport, now: datetime | None = None) -> Iterator[
     if status.counted_since is not None:
         yield _not_counted(status.counted_since)
     if status.waiting:
-        yield f"Waiting: {status.waiting:,} tasks wait for room in this budget"
+        yield f"Waiting: {tasks_or_calls(status.waiting)}, for room in this budget"
     yield from _breakdown(status)
     if status.is_truncated:
         yield "Some scopes are missing: there are too many. Ask for the status of one within."
@@ -673,7 +681,7 @@ def budget() -> None:
     """Set budgets, see what is spent, correct what is booked.
 
     The budgets are those of the running service, or of --ledger. SCOPE is a path such as
-    project:web or session:eval-1/workflow:w1; root is everything together.
+    project:web or session:eval-1/workflow:w1; root is everything together, and "" in JSON.
     """
 
 
@@ -700,6 +708,11 @@ Examples:
     "--window",
     help="When the budget starts anew: none, day, week, month, week@Europe/Berlin or rolling:24h.",
 )
+@click.option(
+    "--reserve",
+    type=click.Choice(["strict", "expected", NONE]),
+    help="What a call reserves in it: the most that it can cost, or what such calls usually cost.",
+)
 @where_options
 @json_option
 def set_limits(
@@ -710,6 +723,7 @@ def set_limits(
     limit_usd: str | None,
     limit_tokens: str | None,
     window: str | None,
+    reserve: str | None,
     as_json: bool,
 ) -> None:
     """Set the limits and the window of a scope; an option that you leave out changes nothing.
@@ -717,7 +731,9 @@ def set_limits(
     A limit stops new work, not running work. Earlier spending inside a new window counts.
     """
     name = _named(scope, session)
-    change = _change_of(limit_usd, limit_tokens, window)
+    change = _change_of(limit_usd, limit_tokens, window, reserve)
+    if reserve is not None and where.ledger is not None:
+        raise InvalidSettingError("--reserve", "is for calls through a service; leave it out")
     with opened_books(where, creates=True) as books:
         before = _own(books, name)
         if before is not None and not _has_limit(before) and not _gives_amount(change):
@@ -726,6 +742,9 @@ def set_limits(
         # What is in force is told, and not what was typed.
         status = books.status(name) if as_json else _own(books, name)
         place = books.place
+    problem = mistyped_kind(name)
+    if problem and _gives_amount(change) and (before is None or not _is_used(before)):
+        click.echo(printable(f"headgate: warning: {problem}"), err=True)
     if as_json:
         print_json(status)
         return
@@ -734,6 +753,8 @@ def set_limits(
         return
     limits = _budget_words(status)
     click.echo(printable(f"Set budget {name or ROOT_NAME} to {limits}, {place}"))
+    if reserve is not None:
+        click.echo(f"Calls reserve {_RESERVED[reserve]}")
     if before is None:
         return
     if _has_limit(before) and _budget_words(before) != limits:
@@ -744,11 +765,16 @@ def set_limits(
         click.echo(_not_counted(status.counted_since))
 
 
+_RESERVED = {
+    "strict": "the most that they can cost",
+    "expected": "what such calls usually cost",
+    NONE: "what their project says",
+}
 _NO_LIMIT_GIVEN = "give --limit-usd, --limit-tokens or both; headgate budget delete removes them"
 
 
 def _change_of(
-    limit_usd: str | None, limit_tokens: str | None, window: str | None
+    limit_usd: str | None, limit_tokens: str | None, window: str | None, reserve: str | None
 ) -> dict[str, Any]:
     """Read what is to change; `none` removes a limit, or the window."""
     change: dict[str, Any] = {}
@@ -765,6 +791,8 @@ def _change_of(
     if window is not None:
         parse_window(window)
         change["window"] = window
+    if reserve is not None:
+        change["reserve"] = None if reserve == NONE else reserve
     if not change or not (_gives_amount(change) or window is not None or len(change) == 1):
         raise InvalidSettingError("limit", _NO_LIMIT_GIVEN)
     return change
@@ -787,8 +815,7 @@ def _spent_words(status: BudgetStatusBody) -> str:
 
 def _unused(books: Books, status: BudgetStatusBody) -> str:
     """Say that a scope is one that nothing is known of; it may be a typing error."""
-    amounts = (_spent_micro(status), _micro(status.reserved_usd), _used_tokens(status))
-    if not status.scope or _has_limit(status) or any(amounts) or status.children:
+    if not status.scope or _has_limit(status) or _is_used(status):
         return ""
     unknown = books.unknown_project(status.scope)
     if unknown:
@@ -797,6 +824,12 @@ def _unused(books: Books, status: BudgetStatusBody) -> str:
     near = nearest(status.scope, known)
     meant = f"; {did_you_mean(near)}" if near else ""
     return f"nothing was charged to {status.scope}, and it has no budget{meant}"
+
+
+def _is_used(status: BudgetStatusBody) -> bool:
+    """Tell whether something was charged to a scope, or may have been."""
+    amounts = (_spent_micro(status), _micro(status.reserved_usd), _used_tokens(status))
+    return any(amounts) or bool(status.children)
 
 
 def _own(books: Books, scope: str) -> BudgetStatusBody | None:

@@ -271,8 +271,18 @@ def _dollars(usd: str, call: CallBody) -> str:
     return "unpriced" if call.is_unpriced and not float(usd) else format_usd(read_usd(usd))
 
 
+_BASES = {
+    "given": "the most that the request allows",
+    "learned": "what such calls usually need",
+    "probe": "a probe: what such calls need was not known",
+}
+"""Where a reserved amount comes from, in words."""
+
+
 def _amount(amount: CallAmountBody, call: CallBody) -> str:
     text = f"{amount.tokens:,} tokens, {_dollars(amount.usd, call)}"
+    if amount.basis:
+        return f"{text}, {_BASES.get(amount.basis, amount.basis)}"
     if not amount.assumed_tokens and amount.assumed_usd is None:
         return text
     assumed = f"{amount.assumed_tokens:,} tokens, {_dollars(amount.assumed_usd or '0', call)}"

@@ -35,6 +35,7 @@ from headgate.config.messages import described_default, described_type, field_do
 from headgate.config.settings import OPTIONAL_KEYS, SECTIONS, TABLES
 from headgate.config.slot_keys import read_key, read_upstream_key, wake_config
 from headgate.config.sources import merge, merge_text, variable_warnings
+from headgate.core.budgets.scopes import ROOT_NAME
 from headgate.core.slots.status import quota_source_words
 from headgate.core.text import did_you_mean, nearest
 from headgate.errors import HeadgateError, InvalidSettingError, MissingPackageError
@@ -42,7 +43,6 @@ from headgate.executors.build import build_executor
 from headgate.executors.executor import Executor
 from headgate.executors.targets import CallableTarget, RayTarget
 
-ROOT_NAME = "root"
 STANDARD_INPUT = "standard input"
 SERVICE_SECONDS = 3.0
 

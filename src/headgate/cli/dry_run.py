@@ -17,6 +17,7 @@ from headgate.cli.run_progress import limited_or_used, money_text
 from headgate.cli.run_session import found_address, own_output, read_source
 from headgate.config import settings_file
 from headgate.core.budgets.ledger import Account, Unit
+from headgate.core.budgets.scopes import ROOT_NAME
 from headgate.core.money import format_usd
 from headgate.core.text import printable
 from headgate.errors import LedgerUnavailableError
@@ -144,7 +145,7 @@ def _row(part: DryPart) -> tuple[str, ...]:
 
 def _stop_text(stop: DryStop, *, not_run: int) -> str:
     refused = stop.refused
-    scope = refused.scope or "(root)"
+    scope = refused.scope or ROOT_NAME
     after = "before anything has run" if stop.after is None else f"after {stop.after}"
     needs = _dry_amount(refused.requested, refused.unit)
     left = _dry_amount(
@@ -170,7 +171,7 @@ def _budgets_of(found: DryRun) -> list[Money]:
 def _money(account: Account) -> Money:
     balance, limit = account.balance, account.limit
     return Money(
-        scope=account.scope or "(root)",
+        scope=account.scope or ROOT_NAME,
         spent_micro_usd=balance.spent_micro_usd + balance.overrun_micro_usd,
         reserved_micro_usd=balance.reserved_micro_usd,
         limit_micro_usd=None if limit is None else limit.limit_micro_usd,

@@ -253,6 +253,11 @@ def length_of(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 10 else f"{max(0.0, seconds):.1f} s"  # noqa: PLR2004
 
 
+def tasks_or_calls(number: int) -> str:
+    """Count what may be tasks and calls."""
+    return "1 task or call" if number == 1 else f"{number:,} tasks or calls"
+
+
 def from_now(moment: datetime, now: datetime | None = None) -> str:
     """Return how far a time is away, in either direction."""
     seconds = (moment - (now or datetime.now(UTC))).total_seconds()

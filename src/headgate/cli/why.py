@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from headgate.cli.connection import Connection, connect, connection_options, json_option
-from headgate.cli.output import clock_time, from_now, length_of, print_json, with_local_times
+from headgate.cli.output import (
+    clock_time,
+    from_now,
+    length_of,
+    print_json,
+    tasks_or_calls,
+    with_local_times,
+)
 from headgate.core.call import CALL_PREFIX
 from headgate.core.text import printable
 from headgate.errors import InvalidSettingError, RequestRefusedError, ServiceUnavailableError
@@ -164,7 +171,8 @@ def _reason_lines(reasons: Sequence[ReasonBody]) -> list[str]:
         if reason.held_by:
             lines.append(f"    held by {', '.join(map(printable, reason.held_by))}")
         if reason.held_by_others:
-            lines.append(f"    held by {reason.held_by_others} tasks of others")
+            work = tasks_or_calls(reason.held_by_others)
+            lines.append(f"    held by {work} of others")
     return lines
 
 

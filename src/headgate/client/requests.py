@@ -16,7 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from headgate.api.schema.admin import ProjectStatusText, StandingText
+from headgate.api.schema.admin import ProjectStatusText, ReserveText, StandingText
 from headgate.core.idempotency import KEY_RULE, is_key
 from headgate.errors import InvalidFieldError, InvalidSettingError
 
@@ -402,6 +402,7 @@ class BudgetChange(TypedDict, total=False):
     limit_usd: Amount | None
     limit_tokens: int | None
     window: str | None
+    reserve: ReserveText | None
 
 
 def change_body(reset: Iterable[str], change: Mapping[str, object]) -> dict[str, object]:

@@ -18,7 +18,7 @@ from headgate.config.settings import (
 )
 from headgate.config.validation import at_dollars, at_key, slot_label_warnings
 from headgate.core.budgets.ledger import Limit
-from headgate.core.budgets.scopes import ROOT, Scope, parse_scope
+from headgate.core.budgets.scopes import ROOT, ROOT_NAME, Scope, mistyped_kind, parse_scope
 from headgate.core.budgets.windows import (
     UTC_NAME,
     Window,
@@ -35,8 +35,6 @@ from headgate.core.money import (
 from headgate.core.rate_limits import WINDOW_SECONDS, RateKind, RateLimit, RateUnit
 from headgate.errors import InvalidSettingError, Problems
 from headgate.storage.zones import zone
-
-ROOT_NAME = "root"
 
 
 def budgets(settings: Settings) -> dict[Scope, Limit]:
@@ -208,8 +206,13 @@ def warnings_of(settings: Settings) -> list[str]:
 
 
 def budget_warnings(settings: Settings) -> list[str]:
-    """Say which budgets are of a project that the settings do not name: they limit nothing."""
-    return [
+    """Say which budgets limit nothing: of an unknown project, or of a mistyped kind."""
+    mistyped = [
+        f"{key_path('budgets', scope)}: {problem}"
+        for scope in settings.budgets
+        if (problem := mistyped_kind(scope))
+    ]
+    return mistyped + [
         f"{key_path('budgets', scope)}: there is no project {name!r}, so it limits nothing; "
         "add it under [projects], or correct the name"
         for scope in settings.budgets

@@ -36,6 +36,7 @@ OverrideKind = Literal["projects", "agents", "targets", "slots", "budgets", "sch
 Tables = Mapping[str, Table]
 
 PAUSED = "paused"
+RESERVE = "reserve"
 MAX_OVERRIDES = 10_000
 
 PATCHABLE: dict[OverrideKind, dict[str, str]] = {
@@ -59,7 +60,12 @@ PATCHABLE: dict[OverrideKind, dict[str, str]] = {
         "status": "status",
     },
     "slots": {"maxInflight": "max_inflight"},
-    "budgets": {"limitUsd": "limit_usd", "limitTokens": "limit_tokens", "window": "window"},
+    "budgets": {
+        "limitUsd": "limit_usd",
+        "limitTokens": "limit_tokens",
+        "window": "window",
+        "reserve": RESERVE,
+    },
 }
 """The keys that can be changed beside the file, by the names that the API has for them."""
 
@@ -144,6 +150,9 @@ def whole_budget(
     held = {one.key: one.value for one in budget}
     of_file = {key: file_value_of(tables, "budgets", name, key) for key in BUDGET_KEYS}
     whole = {**of_file, **{key: held[key] for key in held.keys() - set(resets)}, **values}
+    if of_file[RESERVE] is None and RESERVE not in held.keys() | values.keys():
+        # Most budgets never say it, and only so many keys can be overridden.
+        del whole[RESERVE], of_file[RESERVE]
     if None in values.values() and whole["limit_usd"] is None and whole["limit_tokens"] is None:
         # The last limit was taken away, and a window alone is no budget.
         return dict.fromkeys(BUDGET_KEYS)
@@ -157,8 +166,10 @@ def _is_budget_in_force(tables: Tables, name: str, keys: list[Override]) -> bool
         return any(one.value is not None for one in keys)
     if all(table.get(one.key) == one.file_value for one in keys):
         return True
-    limit = limit_of(name, {one.key: one.value for one in keys})
-    return limit is not None and limit == limit_of(name, table)
+    held = {one.key: one.value for one in keys}
+    limit = limit_of(name, held)
+    is_same = limit is not None and limit == limit_of(name, table)
+    return is_same and held.get(RESERVE) == table.get(RESERVE)
 
 
 def _is_key_in_force(tables: Tables, override: Override) -> bool:
@@ -204,7 +215,7 @@ def _drop_empty_budgets(laid: dict[str, Table], overrides: Iterable[Override]) -
     }
     for name in taken & named.keys():
         table = named[name]
-        if isinstance(table, dict) and not set(table) - {"window", "reserve"}:
+        if isinstance(table, dict) and not set(table) - {"window", RESERVE}:
             del named[name]
 
 

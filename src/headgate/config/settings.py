@@ -414,8 +414,7 @@ class ProjectSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     budget_limit: Annotated[int, Meta(ge=1, le=MAX_LIMIT_TOKENS)] | None = None
     """Tokens in the usage window: the budget of the scope `project:NAME`."""
     reserve: Reserve | None = None
-    """How much to reserve for the project's tasks and calls. Overrides `scheduler.reserve` and
-    `gateway.reserve`."""
+    """How much to reserve for the project's calls. Overrides `gateway.reserve`."""
     status: ProjectStatus = ProjectStatus.ACTIVE
     """An `active` project gets agents. A `draining` project finishes its tasks and accepts no new
     ones. The tasks of a `paused` or `archived` project wait."""
@@ -485,8 +484,8 @@ class BudgetSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The time that the limits count for: `none`, `day`, `week` or `month`, with a zone if you like
     (`week@Europe/Berlin`), or `rolling:24h`."""
     reserve: Reserve | None = None
-    """How much to reserve in this budget for tasks and calls. The default is the setting of their
-    project. If several budgets apply, `strict` in any of them wins."""
+    """How much to reserve in this budget for calls. The default is the setting of their project. If
+    several budgets apply, `strict` in any of them wins."""
 
 
 class PriceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

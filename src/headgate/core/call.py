@@ -37,12 +37,12 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     another. `started_at` is when its last try had its permits and its money. `slot` is the name of
     a key, never the key, and `key_rule` a sentence that says why it was that one. `status` is what
     the client got, `tries` how many requests were sent upstream. `tokens` and `micro_usd` are what
-    was booked, and the assumed amounts the part of it that nobody reported. `task_id` is the
-    running task whose call it is. `max_tokens` is what the length of its answer was lowered to.
-    `prompt_chars` is the size of a prompt whose tokens say something of others, `answers` how many
-    were asked for, and `response_id` the name under which its provider keeps the response.
-    `reservation_id` is set while a response is made in the background: what it held is booked until
-    somebody says its cost.
+    was booked, and the assumed amounts the part of it that nobody reported. `reserved_basis` is the
+    `Basis` of what was reserved. `task_id` is the running task whose call it is. `max_tokens` is
+    what the length of its answer was lowered to. `prompt_chars` is the size of a prompt whose
+    tokens say something of others, `answers` how many were asked for, and `response_id` the name
+    under which its provider keeps the response. `reservation_id` is set while a response is made in
+    the background: what it held is booked until somebody says its cost.
     """
 
     id: str
@@ -76,6 +76,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reasoning_tokens: int | None = None
     reserved_tokens: int = 0
     reserved_micro_usd: int = 0
+    reserved_basis: str = ""
     tokens: int | None = None
     micro_usd: int | None = None
     assumed_tokens: int = 0

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import msgspec
 
+from headgate.core.budgets.scopes import ROOT_NAME
 from headgate.core.money import amount_of
 from headgate.errors import first_of_kind, utc_time
 
@@ -132,13 +133,13 @@ class GateClosed(Reason, frozen=True, kw_only=True, tag="gate_closed"):
         """One line for a person; what is unknown is left out."""
         because = f": {self.why}" if self.why else ""
         until = f", until {utc_time(self.until)}" if self.until is not None else ""
-        return f"{self.kind} {self.name or '(root)'} is closed{because}{self._quota}{until}"
+        return f"{self.kind} {self.name or ROOT_NAME} is closed{because}{self._quota}{until}"
 
     @property
     def awaited(self) -> str:
         """What happens at the time that a reason names."""
         if self.kind == "scope":
-            return f"the window of budget {self.name or '(root)'} opens"
+            return f"the window of budget {self.name or ROOT_NAME} opens"
         return f"{self.kind} {self.name} opens"
 
     @property
@@ -288,12 +289,12 @@ class BudgetShort(Reason, frozen=True, kw_only=True, tag="budget_short"):
     def message(self) -> str:
         """One line for a person."""
         room, needed = amount_of(self.room, self.unit), amount_of(self.requested, self.unit)
-        return f"needs {needed}, but budget {self.scope or '(root)'} has {room} left"
+        return f"needs {needed}, but budget {self.scope or ROOT_NAME} has {room} left"
 
     @property
     def awaited(self) -> str:
         """What happens at the time that a reason names."""
-        return f"the window of budget {self.scope or '(root)'} opens"
+        return f"the window of budget {self.scope or ROOT_NAME} opens"
 
 
 class FirstOfKind(Reason, frozen=True, kw_only=True, tag="first_of_kind"):

@@ -32,12 +32,13 @@ from headgate.api.schema.tasks import AdjustBody
 from headgate.budgets.status import ScopeStatus
 from headgate.budgets.tracker import new_reservation_id
 from headgate.config import Settings
-from headgate.config.budget_limits import ROOT_NAME, budgets
+from headgate.config.budget_limits import budgets
 from headgate.core.budgets.alerts import NEARLY_USED_UP
 from headgate.core.budgets.burn_rate import BurnRate
 from headgate.core.budgets.ledger import JournalEntry, Limit
 from headgate.core.budgets.scopes import (
     ROOT,
+    ROOT_NAME,
     Scope,
     ancestors,
     depth,

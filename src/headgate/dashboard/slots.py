@@ -23,6 +23,7 @@ from headgate.api.slots import (
     switched,
     warmed,
 )
+from headgate.core.budgets.scopes import ROOT_NAME
 from headgate.core.slots.quota import UNIT_HOURS
 from headgate.core.slots.status import LogLine, SlotBody
 from headgate.core.task_view import closure_body
@@ -289,7 +290,7 @@ async def reopen_closure(view: View, _: str, form: Form) -> Done:
     if noun not in OPENED:
         raise InvalidFieldError("kind", f"must be one of {', '.join(OPENED)}")
     await opened(view.api, view.request, OPENED[noun], name)
-    said_of_it = f"{noun} {name or '(root)'} is open, until what closed it closes it again."
+    said_of_it = f"{noun} {name or ROOT_NAME} is open, until what closed it closes it again."
     return Done(to=CLOSURES, said=said_of_it)
 
 

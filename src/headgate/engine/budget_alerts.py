@@ -16,7 +16,7 @@ import structlog
 
 from headgate.core.budgets.alerts import Crossing, crossings
 from headgate.core.budgets.ledger import Account, Ledger, Unit
-from headgate.core.budgets.scopes import ROOT
+from headgate.core.budgets.scopes import ROOT, ROOT_NAME
 from headgate.core.budgets.windows import format_window
 from headgate.core.money import to_usd_float
 from headgate.core.task_view import AmountBody, exact_moment, moment
@@ -36,7 +36,6 @@ MAX_PAGES = 20
 
 MAX_REMEMBERED = 100_000
 REMEMBERED_SECONDS = 300.0
-ROOT_NAME = "root"
 
 AccountsAfter = Callable[[str | None], Awaitable[Sequence[Account]]]
 """Returns accounts with limits behind a scope, None being before the first; none at the end."""

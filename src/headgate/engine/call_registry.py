@@ -627,6 +627,7 @@ class Calls:
             key_rule=key_rule,
             reserved_tokens=held.tokens,
             reserved_micro_usd=held.micro_usd,
+            reserved_basis=planned.hold.tokens.basis.value,
         )
         self._note_start(call.route.target, now)
         return Grant(slot, planned.key_rule)

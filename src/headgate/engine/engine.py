@@ -765,7 +765,7 @@ class Outlook:
         return dispatch_state.lane_stats(now)
 
     def waiting_for_scopes(self) -> dict[str, int] | None:
-        """Return how many tasks wait for each budget that has no room for them."""
+        """Return how many tasks and calls wait for each budget that has no room for them."""
         dispatch_state = self.dispatch_state
         return None if dispatch_state is None else dispatch_state.waiting_for_scopes()
 

@@ -48,7 +48,7 @@ from headgate.budgets.tracker import FRESH_SECONDS
 from headgate.config.settings import GatewaySettings, Settings
 from headgate.core import estimates
 from headgate.core.budgets.ledger import Refused, Unit
-from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, Scope
+from headgate.core.budgets.scopes import MAX_REMEMBERED_LENGTH, ROOT_NAME, Scope
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import charged_by
 from headgate.core.estimates import NOTHING, PROBE, Hold, Reserve
@@ -1345,7 +1345,7 @@ class Gateway:
                     near = nearest_model(name)
                     meant = f"{did_you_mean(near)} Otherwise " if near else ""
                     line = (
-                        f"model '{name}' has no known price, and budget '{scope or '(root)'}' is"
+                        f"model '{name}' has no known price, and budget '{scope or ROOT_NAME}' is"
                         f" in dollars; {meant}{price_advice(name)}"
                     )
                     raise _Refusal(Failure.BAD_REQUEST, line)
@@ -1362,7 +1362,7 @@ class Gateway:
             for scope in charged_by(asked.who.scopes):
                 accounts = await self._api.tracker.ledger.accounts(scope, most=1)
                 if accounts[0].limit is not None:
-                    line = f"background: budget '{scope or '(root)'}' takes no response that"
+                    line = f"background: budget '{scope or ROOT_NAME}' takes no response that"
                     line += f" ends after its call and is not bounded; {error}"
                     raise _Refusal(Failure.BAD_REQUEST, line) from None
         else:

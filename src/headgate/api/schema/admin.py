@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 from headgate.core.task_view import ClosureBody
 
 StandingText = Literal["active", "paused", "draining"]
+ReserveText = Literal["expected", "strict"]
 ProjectStatusText = Literal["active", "paused", "draining", "archived"]
 
 
@@ -106,6 +107,8 @@ class BudgetBody(msgspec.Struct, kw_only=True, rename="camel"):
     overridden: list[str]
     closures: list[ClosureBody] = []
     """The closures that stop its tasks from starting."""
+    reserve: str | None = None
+    """How much calls reserve in this budget, `expected` or `strict`, if it says so itself."""
 
 
 class ModelBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):
@@ -238,6 +241,8 @@ class BudgetPatchBody(PatchBody, kw_only=True, omit_defaults=True, rename="camel
     limit_usd: str | int | float | UnsetType | None = UNSET
     limit_tokens: int | UnsetType | None = UNSET
     window: str | UnsetType | None = UNSET
+    reserve: ReserveText | UnsetType | None = UNSET
+    """How much calls reserve in this budget."""
 
 
 class ChangeBody(msgspec.Struct, kw_only=True):

@@ -34,6 +34,9 @@ class CallAmountBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """The part of the tokens that nobody reported."""
     assumed_usd: str | None = None
     """The part of the dollars that nobody reported."""
+    basis: str = ""
+    """Where a reserved amount comes from: `given` by the length that the request allows, `learned`
+    from answers, or a `probe`."""
 
 
 class CallBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel"):

@@ -84,9 +84,9 @@ class ReasonBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename="camel
     until: datetime | None = None
     """When the reason ends, if that is known."""
     held_by: tuple[str, ...] = ()
-    """Tasks that occupy what this task waits for."""
+    """Tasks and calls that occupy what this one waits for."""
     held_by_others: int = 0
-    """How many more tasks occupy what this task waits for."""
+    """How many more tasks and calls occupy what this one waits for."""
     warning: str = ""
     """A warning if the deadline of the task is before the end of this reason."""
 
@@ -491,6 +491,7 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     """A scope with its limits and balances; a scope without a limit has no limit field."""
 
     scope: str
+    """The path of the scope; `""` is `root`."""
     window: str
     spent_usd: str
     """Dollars spent within what was reserved."""
@@ -532,7 +533,7 @@ class BudgetStatusBody(msgspec.Struct, kw_only=True, omit_defaults=True, rename=
     """When the first of its limits is reached at that rate. Left out if its window frees room
     before, or spending is not steady."""
     waiting: int = 0
-    """How many tasks wait for it."""
+    """How many tasks and calls wait for it."""
     closures: list[ClosureBody] = []
     """Why they wait, and since when."""
     is_truncated: bool = False

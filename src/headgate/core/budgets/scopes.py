@@ -19,12 +19,19 @@ from typing import NewType
 
 import msgspec
 
+from headgate.core.text import VERY_NEAR, nearest
 from headgate.errors import InvalidScopeError
 
 Scope = NewType("Scope", str)
 
 ROOT = Scope("")
+ROOT_NAME = "root"
+"""The root in commands, settings and messages. Where it is data, as in JSON, it is the empty text.
+"""
 ROOT_WORDS = "the whole service"
+KINDS = ("project", "agent", "session", "workflow", "team")
+"""The kinds that Headgate charges by itself; whoever names scopes may have others."""
+
 MAX_DEPTH = 8
 MAX_PART_LENGTH = 128
 MAX_SCOPE_LENGTH = 512
@@ -86,6 +93,17 @@ def leaf_name(scope: Scope) -> str:
 def is_within(scope: Scope, outer: Scope) -> bool:
     """Tell whether money held in `scope` is also held in `outer`; a scope is within itself."""
     return not outer or scope == outer or scope.startswith(f"{outer}/")
+
+
+def mistyped_kind(scope: str) -> str:
+    """Say which kind is nearly one that Headgate charges, and what may be meant; "" if none is."""
+    parts = [part.partition(":") for part in scope.split("/")]
+    meant = [nearest(kind, KINDS, cutoff=VERY_NEAR) or kind.lower() for kind, _, _ in parts]
+    wrong = [part[0] for part, near in zip(parts, meant, strict=True) if part[0].lower() != near]
+    if not wrong:
+        return ""
+    path = "/".join(near + "".join(part[1:]) for part, near in zip(parts, meant, strict=True))
+    return f"Headgate itself charges no scope of kind {wrong[0]!r}; did you mean {path}?"
 
 
 def ancestors(scope: Scope) -> tuple[Scope, ...]:
