@@ -12,7 +12,7 @@ PAGE = ROOT.parent / "docs" / "how-to" / "secure.md"
 HARMLESS = ("tenants/test_harms.py::test_no_field_of_a_route_harms_another",)
 
 PROOFS: dict[str, tuple[str, ...]] = {
-    "A budget stops a tenant's task even if": (
+    "A used-up budget stops a tenant's task even if": (
         "engine/test_claims.py::test_no_claim_passes_a_dollar_budget",
         "engine/test_claims.py::test_no_claim_passes_a_token_budget",
     ),
