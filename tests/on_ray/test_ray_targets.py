@@ -281,7 +281,8 @@ async def test_what_was_given_up_ends_when_the_cluster_answers(
         try:
             for pid in processes(os.getpid(), b"ray_cluster"):
                 os.kill(pid, signal.SIGKILL)
-            outcome = await asyncio.wait_for(running, 3 * SECONDS)
+            async with asyncio.timeout(3 * SECONDS):
+                outcome = await running
         finally:
             send_to_holder(signal.SIGCONT)
         assert isinstance(outcome, Lost)
