@@ -318,6 +318,10 @@ class Making:
         return min(may, key=self._by_holder.__getitem__, default=None)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Seat:
     """What one connection has in hand, and for whom it counts: an address, then a token."""
 
@@ -433,6 +437,11 @@ class Seat:
         """Close the connection, which is idle, to make room for another."""
         self.leave()
         self._close()
+
+    def forget(self) -> None:
+        """Leave, and let go of the connection: it is closed."""
+        self.leave()
+        self._close = _nothing
 
 
 # Budgets. A scope is a row of the ledger for as long as anything is spent there.

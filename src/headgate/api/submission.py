@@ -232,9 +232,15 @@ def check_outline(body: bytes | msgspec.Raw) -> None:
 Body = TypeVar("Body", bound=msgspec.Struct)
 Small = TypeVar("Small", bound=msgspec.Struct)
 
-TASK_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(TaskBody))
-BATCH_FIELDS = tuple(field.encode_name for field in msgspec.structs.fields(BatchBody))
 _NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def _fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
+    return tuple(field.encode_name for field in msgspec.structs.fields(kind))
+
+
+TASK_FIELDS = _fields(TaskBody)
+BATCH_FIELDS = _fields(BatchBody)
 
 
 class BodyReader:
@@ -270,14 +276,15 @@ class BodyReader:
 def read_body(body: bytes, kind: type[Small]) -> Small:
     """Read a body that is not a task, or raise `InvalidTaskError`."""
     check_outline(body)
-    known = tuple(field.encode_name for field in msgspec.structs.fields(kind))
-    decoder: msgspec.json.Decoder[Small] = _decoder(kind)
+    decoder: msgspec.json.Decoder[Small]
+    decoder, known = _small(kind)
     return _lenient(decoder, body, known)
 
 
 @cache
-def _decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _small(kind: type[msgspec.Struct]) -> tuple[msgspec.json.Decoder[Any], tuple[str, ...]]:
+    """Return the decoder of a kind of body and its fields, which take long to ask for."""
+    return msgspec.json.Decoder(kind), _fields(kind)
 
 
 def check_unknown(names: Iterable[str], known: tuple[str, ...]) -> None:

@@ -150,7 +150,7 @@ async def _settle(
         outcome=outcome,
         tenant=request.caller.tenant,
     )
-    answer = await api.engine.workers.settle(report)
+    answer = await api.engine.workers.settle(report, record=record)
     if isinstance(answer, StaleLease):
         line = f"attempt {body.attempt} at the task is not this worker's any more; drop it"
         raise ApiError("stale_lease", line, task_id=task_id)

@@ -495,7 +495,9 @@ def tune_interpreter() -> None:
     # The writer's thread asks for its turn after every statement. With the default it waits five
     # milliseconds for it whenever the event loop is busy.
     sys.setswitchinterval(0.001)
-    # A backlog of many small objects makes full collections long, and none of it is garbage.
+    # A backlog of many small objects makes full collections long, and hardly any of it is garbage:
+    # they are rare. What is new is looked at in small portions, since the event loop stands still
+    # meanwhile, for one to two microseconds an object.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    gc.set_threshold(2_000, 10, 1_000)

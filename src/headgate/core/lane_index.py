@@ -815,10 +815,14 @@ class OfferHeap:
     makes a lane able to start again, must offer the lane again.
     """
 
-    __slots__ = ("_heap", "_key", "_most", "_offers")
+    __slots__ = ("_agent_for", "_heap", "_key", "_most", "_offers")
 
-    def __init__(self, key: Callable[[Lane], LaneKey | None]) -> None:
+    def __init__(
+        self, key: Callable[[Lane, AgentFor], LaneKey | None], agent_for: AgentFor
+    ) -> None:
+        # Not a method of whoever has this: both would keep each other, and every lane that is gone.
         self._key = key
+        self._agent_for = agent_for
         # The number of the offer keeps a lane apart from an earlier one of the same owner.
         self._heap: list[tuple[LaneKey, int, Lane]] = []
         self._offers = count()
@@ -826,7 +830,7 @@ class OfferHeap:
 
     def offer(self, lane: Lane) -> None:
         """Add the lane under its present key."""
-        key = self._key(lane)
+        key = self._key(lane, self._agent_for)
         if key is not None:
             heappush(self._heap, (key, next(self._offers), lane))
         if len(self._heap) > self._most:
@@ -841,7 +845,7 @@ class OfferHeap:
         """Return the lane with the smallest key, and that key."""
         while self._heap:
             offered, _, lane = self._heap[0]
-            key = self._key(lane)
+            key = self._key(lane, self._agent_for)
             if key == offered:
                 return offered, lane
             heappop(self._heap)
@@ -851,7 +855,7 @@ class OfferHeap:
 
     def _rebuild(self) -> None:
         lanes = dict.fromkeys(lane for _, _, lane in self._heap)
-        keys = ((self._key(lane), next(self._offers), lane) for lane in lanes)
+        keys = ((self._key(lane, self._agent_for), next(self._offers), lane) for lane in lanes)
         self._heap = [(key, offer, lane) for key, offer, lane in keys if key is not None]
         heapify(self._heap)
         self._most = 2 * len(self._heap) + SLACK
@@ -864,7 +868,7 @@ class FewestInFlight:
 
     def __init__(self, agent_for: AgentFor) -> None:
         self._agent_for = agent_for
-        self._pinned = OfferHeap(self._key)
+        self._pinned = OfferHeap(_by_inflight, agent_for)
         self._open: Lane | None = None
 
     def offer(self, lane: Lane) -> None:
@@ -891,13 +895,14 @@ class FewestInFlight:
             return pinned
         if pinned is None:
             return open_lane
-        return min(pinned, open_lane, key=lambda lane: self._key(lane) or ())
+        return min(pinned, open_lane, key=lambda lane: _by_inflight(lane, self._agent_for) or ())
 
-    def _key(self, lane: Lane) -> LaneKey | None:
-        agent = self._agent_for(lane) if lane.ready else None
-        if agent is None:
-            return None
-        return (agent.inflight, lane.served_tick, agent.order, lane.owner is None)
+
+def _by_inflight(lane: Lane, agent_for: AgentFor) -> LaneKey | None:
+    agent = agent_for(lane) if lane.ready else None
+    if agent is None:
+        return None
+    return (agent.inflight, lane.served_tick, agent.order, lane.owner is None)
 
 
 class HighestLoad:
@@ -973,7 +978,7 @@ class BoundedWait:
         self._policy = policy
         self._agent_for = agent_for
         self._max_wait_ticks = max_wait_ticks
-        self._pinned = OfferHeap(self._key)
+        self._pinned = OfferHeap(_by_wait, agent_for)
         self._open: Lane | None = None
         self._offered: dict[Lane, int] = {}
 
@@ -1008,7 +1013,7 @@ class BoundedWait:
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane that has waited too long, or the policy's choice."""
         first, open_lane = self._pinned.first(), self._open
-        key = None if open_lane is None else self._key(open_lane)
+        key = None if open_lane is None else _by_wait(open_lane, self._agent_for)
         if open_lane is not None and key is not None and (first is None or key < first[0]):
             first = key, open_lane
         if first is not None and tick - first[0][0] >= self._max_wait_ticks:
@@ -1022,12 +1027,13 @@ class BoundedWait:
             self._offered[lane] = lane.waiting_since()
             self._pinned.offer(lane)
 
-    def _key(self, lane: Lane) -> LaneKey | None:
-        agent = self._agent_for(lane) if lane.ready else None
-        if agent is None:
-            return None
-        order = OPEN_LANE_ORDER if lane.owner is None else agent.order
-        return (lane.waiting_since(), order)
+
+def _by_wait(lane: Lane, agent_for: AgentFor) -> LaneKey | None:
+    agent = agent_for(lane) if lane.ready else None
+    if agent is None:
+        return None
+    order = OPEN_LANE_ORDER if lane.owner is None else agent.order
+    return (lane.waiting_since(), order)
 
 
 def lane_chooser(

@@ -198,10 +198,16 @@ class PullWorkers:
             )
         )
 
-    async def settle(self, report: Report) -> TaskRecord | StaleLease:
-        """Write what came of an attempt; one that is not the worker's any more changes nothing."""
+    async def settle(
+        self, report: Report, *, record: TaskRecord | None = None
+    ) -> TaskRecord | StaleLease:
+        """Write what came of an attempt; one that is not the worker's any more changes nothing.
+
+        Whoever has just read the record passes it on, and it is not read again.
+        """
         stale = StaleLease(task_id=report.task_id)
-        record = await self._store.get(report.task_id)
+        if record is None:
+            record = await self._store.get(report.task_id)
         if record is None or record.progress.attempt != report.attempt:
             return stale
         settlement = self._settlement(record, report)

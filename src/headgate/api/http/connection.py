@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._peers: tuple[Any, Any] = (None, None)
         self._current: Exchange | None = None
@@ -396,11 +396,15 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Let go of everything; the task that is under way finishes for nobody."""
         self._shared.forget(self)
-        self._seat.leave()
+        self._seat.forget()
         if self._timer is not None:
             self._timer.cancel()
         self.resume_writing()
         self._waiting.clear()
+        # The parser calls this connection back. Both, and what has arrived of a body, would stay
+        # until somebody looks for such pairs, which is seldom.
+        self._start_afresh()
+        self._parser = self._known = None
         if self._current is not None:
             self._current.drop()
 
@@ -510,7 +514,7 @@ class Connection(asyncio.Protocol):
 
     def _would_upgrade(self) -> bool:
         # A tunnel is another thing to the client, but the same to the parser.
-        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
+        return bool(self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT")
 
     def pause_writing(self) -> None:
         """Note that the client does not take its answers; what waits for it counts as held."""
