@@ -273,6 +273,25 @@ def test_shares_by_dollars_count_what_calls_cost_and_not_their_tokens() -> None:
     assert served["cheap"] == pytest.approx(3 * served["dear"], rel=0.05)
 
 
+@pytest.mark.parametrize("is_shared_by_usd", [False, True])
+def test_calls_that_fail_count_by_how_long_they_had_a_permit(is_shared_by_usd: bool) -> None:
+    projects = tuple(Project(id=name, max_concurrent_agents=None) for name in ("sound", "failing"))
+    state = with_calls(projects=projects, permits=1, is_shared_by_usd=is_shared_by_usd)
+    for number in range(300):
+        for project in ("sound", "failing"):
+            state.observe_call(call(f"{project}-{number:03}", project=project), free, START)
+    served = {"sound": 0, "failing": 0}
+    used = state.settings.default_tokens if is_shared_by_usd else 100
+    for _ in range(300):
+        (one,) = planned(state)
+        project = one.partition("-")[0]
+        served[project] += 1
+        amount = 0 if project == "failing" else used
+        spent = {"tokens": amount, "micro_usd": amount}
+        state.end_call(one, START, **spent, has_freed=True, is_done=bool(amount), seconds=0.5)
+    assert served["failing"] == pytest.approx(2 * served["sound"], abs=2)
+
+
 def test_neither_calls_of_tasks_nor_others_of_a_project_starve_each_other() -> None:
     state = with_calls(permits=1)
     state.observe(queued("t1"), START)

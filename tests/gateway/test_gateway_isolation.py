@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import apsw
 import pytest
 
 from gateway.billing_upstream import Plan
@@ -218,6 +219,23 @@ async def test_one_tenant_closes_no_upstream_with_two_senders(
         answer = await gateway.ask(CHAT, headers=await token(gateway, "b"))
         assert answer.status_code == 200, answer.text
         assert int(answer.headers["x-headgate-waited-ms"]) < 1_000 * MAX_CIRCUIT_SECONDS / 2
+
+
+async def test_a_call_that_fails_counts_in_the_share_of_its_project(tmp_path: Path) -> None:
+    file = tmp_path / "shares.db"
+    async with gateway_service(tmp_path, TENANTS, store=f"sqlite:///{file}") as gateway:
+        gateway.upstream.decide = lambda _: Plan(status=500)
+        failed = await gateway.ask(CHAT, headers=await token(gateway, "a"))
+        assert failed.status_code == 502, failed.text
+        record = await gateway.record(failed)
+        assert not record.tokens
+        state = gateway.calls._state()
+        assert state is not None
+        counted = state.usage.tokens["a"]
+        assert counted > 0
+        asked = "SELECT tokens FROM project_usage WHERE project_id = 'a'"
+        with apsw.Connection(str(file)) as stored:
+            assert stored.execute(asked).fetchall() == [(counted,)]
 
 
 CALLS_OF_TASKS = """

@@ -87,3 +87,10 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None
     response_id: str = ""
     reservation_id: str = ""
+
+    @property
+    def running_seconds(self) -> float:
+        """For how long its last try has had its permits, once it has ended."""
+        if self.started_at is None or self.ended_at is None:
+            return 0.0
+        return self.ended_at - self.started_at

@@ -61,6 +61,7 @@ from headgate.core.gates import (
     read_kind_part,
 )
 from headgate.core.lane_index import Lane, LaneIndex, LaneKind, ProjectLanes, lane_kind, waited
+from headgate.core.lifecycle import share_of_unused
 from headgate.core.load import MICRO, AdaptiveAlpha, load_score
 from headgate.core.money import MicroUsd, Tokens, amount_of
 from headgate.core.rate_limits import NoRoom, RateCharge, RateLimit, RateTable
@@ -1831,6 +1832,7 @@ class DispatchState:
             micro_usd=micro_usd,
             is_done=record is not None and record.state is CallState.DONE,
             has_freed=True,
+            seconds=0.0 if record is None else record.running_seconds,
         )
 
     def withdraw_call(self, call_id: str, now: float) -> None:
@@ -1850,10 +1852,12 @@ class DispatchState:
         has_freed: bool,
         micro_usd: int = 0,
         is_done: bool = True,
+        seconds: float = 0.0,
     ) -> None:
         """Free what a call had, and count what it used; one that is not in flight is forgotten.
 
-        What a call of a task used counts for the task, and comes into the share with its end.
+        One that used nothing counts by the `seconds` that it ran. What a call of a task used counts
+        for the task, and comes into the share with its end.
         """
         attempt = self.in_flight.calls.get(call_id)
         if attempt is None:
@@ -1864,6 +1868,7 @@ class DispatchState:
         task = attempt.task
         share = micro_usd if self.settings.is_shared_by_usd else tokens
         if task.parent_id is None:
+            share = share or share_of_unused(attempt.tokens, seconds)
             self.usage.add(task.project_id, now, tokens=share, completed=int(is_done))
         else:
             self.in_flight.add_tokens(task.parent_id, share)

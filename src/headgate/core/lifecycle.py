@@ -339,6 +339,14 @@ def share_of(
         return cost.tokens
     if is_done:
         return charged
+    return share_of_unused(charged, seconds)
+
+
+def share_of_unused(charged: int, seconds: float) -> int:
+    """Return what work that used nothing counts in the share: by how long it had its permit.
+
+    Nothing is free, or a project whose work fails at once would take every grant.
+    """
     return math.ceil(charged * min(1.0, max(0.0, seconds) / FULL_CHARGE_SECONDS))
 
 

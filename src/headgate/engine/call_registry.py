@@ -37,6 +37,7 @@ from headgate.core.dispatch_state import (
 )
 from headgate.core.estimates import Basis, Hold
 from headgate.core.gates import GateClosure, GatePart
+from headgate.core.lifecycle import share_of_unused
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
 from headgate.core.reasons import ClientAway
@@ -783,7 +784,7 @@ class Calls:
         call.change(ended_at=self._now(), **msgspec.structs.asdict(end))
         held = call.held
         has_freed = (end.tokens or 0) < held.tokens or (end.micro_usd or 0) < held.micro_usd
-        tokens = end.tokens or 0
+        charge = 0 if call.planned is None else call.planned.share_tokens
         settle, of_task, over = None, None, NO_AMOUNTS
         if charged and call.task_draw is not None:
             settle, of_task, over = self._settlement_of_task(call, call.task_draw, end)
@@ -798,7 +799,7 @@ class Calls:
         ended = EndedCall(
             record=call.record,
             settle=settle,
-            share_tokens=tokens,
+            share_tokens=end.tokens or share_of_unused(charge, call.record.running_seconds),
             rate_charges=call.rate_charges,
             of_task=of_task,
             over=over,
@@ -934,6 +935,7 @@ class Calls:
             micro_usd=end.micro_usd or 0,
             is_done=end.state is CallState.DONE,
             has_freed=has_freed,
+            seconds=call.record.running_seconds,
         )
         if state.waiting_calls:
             self.plan(state)
