@@ -6,8 +6,8 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import apsw
+import httpx2
 import pytest
 
 from gateway.billing_upstream import Plan
