@@ -252,10 +252,11 @@ def cpu_seconds(pid: int, *, has_ended: bool = False) -> float:
 
     With `has_ended` it is the time of those that it has started and that have ended.
     """
-    path = Path(f"/proc/{pid}/stat")
-    if not path.exists():
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
         return 0.0
     # The name of the program stands in parentheses, and may contain anything.
-    fields = path.read_text().rpartition(")")[2].split()
+    fields = status.rpartition(")")[2].split()
     user, system = fields[13:15] if has_ended else fields[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

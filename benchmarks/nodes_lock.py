@@ -26,8 +26,9 @@ from headgate.storage.writer import GroupCommitWriter
 from storage.scene import AWAY, Place, Scene
 
 BATCH = 64
-NEWS_BATCH = 32
-"""About as many messages as gather for a dispatcher that has all it can do."""
+NEWS_BATCH = 64
+"""About as many messages as gather for a dispatcher that has all it can do: 55 were seen between
+two reads while the other node took 2,900 tasks a second, on two cores for everything."""
 
 SUBMIT, PLAN, SETTLE = "submit", "plan, for this node", "settle, of this node"
 AWAY_SUBMIT = "submit, at another node"

@@ -18,7 +18,12 @@ from headgate.core.money import Tokens
 from headgate.core.rate_limits import RateLimit
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import OnExhausted, OnParentFailure, TaskRecord, TaskStatus
-from headgate.engine.dispatcher import MAX_UNKNOWN_WRITES, NEWS_PAUSE_SECONDS, Dispatcher
+from headgate.engine.dispatcher import (
+    MAX_UNKNOWN_WRITES,
+    NEWS_PAUSE_SECONDS,
+    Dispatcher,
+    news_pause_seconds,
+)
 from headgate.engine.supervisor import DISPATCHER_FAILS, NO_DISPATCHER
 from headgate.errors import IllegalTransitionError, StoreUnavailableError
 from headgate.executors.executor import WorkOrder
@@ -137,6 +142,11 @@ def test_news_is_read_at_once_and_then_gathers_for_a_moment() -> None:
     first, *later = play(scenario, always(FOREVER_SECONDS), max_inflight=1)
     assert first < NEWS_PAUSE_SECONDS / 2
     assert 1 <= len(later) <= 3
+
+
+@pytest.mark.parametrize(("records", "pauses"), [(1, 1), (8, 1), (16, 2), (500, 4)])
+def test_news_gathers_for_longer_while_much_of_it_comes(records: int, pauses: float) -> None:
+    assert news_pause_seconds(records) == NEWS_PAUSE_SECONDS * pauses
 
 
 def test_a_task_starts_at_its_time_and_not_before() -> None:

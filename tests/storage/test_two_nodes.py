@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -29,7 +29,9 @@ from headgate.storage.store import (
     StaleLease,
 )
 from headgate.storage.transaction import LostTransactionError
+from headgate.storage.writer import ChildStarter
 from headgate.testing import VirtualClock
+from service.support import wait_until
 
 LEASE_SECONDS = 3.0
 NODE_LEASE_SECONDS = 10.0
@@ -153,6 +155,46 @@ async def test_the_dispatcher_reads_news_while_another_node_keeps_the_lock(
         finally:
             other.rollback()
             other.close()
+
+
+_WAITING = (
+    "SELECT COUNT(*) FROM pg_stat_activity"
+    " WHERE wait_event_type = 'Lock' AND datname = current_database()"
+)
+_TOGETHER = "SELECT COUNT(DISTINCT CAST(xmin AS TEXT)) FROM tasks WHERE id IN ('t1', 't2')"
+
+
+@pytest.mark.parametrize("starter", [None, ChildStarter()], ids=["thread", "process"])
+async def test_what_comes_while_another_node_writes_shares_the_next_transaction(
+    postgres_url: str, starter: ChildStarter | None
+) -> None:
+    store, other = PostgresTaskStore(postgres_url, starter=starter), PostgresDatabase(postgres_url)
+
+    def is_waiting() -> bool:
+        return bool(look.execute(_WAITING).fetchall()[0][0])
+
+    async def submitted(*task_ids: str) -> None:
+        """Submit tasks, each when the one before waits for the lock that another has."""
+        transaction = other.begin()
+        lock_ledger(transaction)
+        transaction.read("SELECT 1")
+        answers: list[Awaitable[object]] = []
+        for task_id in task_ids:
+            answers.append(asyncio.ensure_future(store.submit(new_task(task_id, by="n1"))))
+            # A process is sent it meanwhile.
+            await asyncio.to_thread(wait_until, is_waiting, seconds=PATIENCE_SECONDS)
+        other.commit()
+        await asyncio.gather(*answers)
+
+    await store.open()
+    try:
+        with psycopg.connect(postgres_url, autocommit=True) as look:
+            await submitted("t0")
+            await submitted("t1", "t2")
+            assert look.execute(_TOGETHER).fetchall() == [(1,)]
+    finally:
+        await store.close()
+        other.close()
 
 
 async def test_news_that_was_seen_is_forgotten(

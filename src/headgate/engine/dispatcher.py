@@ -50,6 +50,10 @@ NEWS_SECONDS = 1.0
 NEWS_PAUSE_SECONDS = 0.003
 """How long messages of other nodes gather after some were read: a read costs as much as fifty."""
 
+FEW_NEWS = 8
+MAX_NEWS_PAUSES = 4
+"""The pause is so many times as long at most, where more than a few were read at once."""
+
 ALL_WORKERS_SECONDS = 120.0
 """How often all workers are read, also where their number says that none of them is lost."""
 
@@ -589,7 +593,7 @@ class Dispatcher:
         if news.has_more:
             self.refresh()
         elif news.records:
-            self._next_news_at = now + NEWS_PAUSE_SECONDS
+            self._next_news_at = now + news_pause_seconds(len(news.records))
         for task_id in news.gone:
             state.forget(task_id, now)
             self._feed.forget(task_id)
@@ -854,6 +858,11 @@ class UnknownWrites:
         await self._store.sent(())
         for task_id in task_ids:
             yield task_id, await self._store.get(task_id)
+
+
+def news_pause_seconds(records: int) -> float:
+    """Return how long messages gather after so many records were read."""
+    return NEWS_PAUSE_SECONDS * min(max(1.0, records / FEW_NEWS), MAX_NEWS_PAUSES)
 
 
 def _expired(task_ids: Iterable[str]) -> list[Expiration]:

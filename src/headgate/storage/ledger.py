@@ -398,7 +398,7 @@ _UNACCEPTED = """
     FROM ledger_balances WHERE unaccepted_micro_usd > 0 OR unaccepted_tokens > 0
     GROUP BY scope ORDER BY usd DESC, tokens DESC, scope LIMIT ?
 """
-_LOCK = "SELECT 1 FROM ledger_balances WHERE scope = '' AND bucket_start = 0 FOR UPDATE"
+LOCK = "SELECT 1 FROM ledger_balances WHERE scope = '' AND bucket_start = 0 FOR UPDATE"
 _DUE = (
     f"SELECT {_RESERVATION} FROM ledger_reservations"  # noqa: S608
     " WHERE finished_at IS NULL AND lease_until <= ? ORDER BY lease_until LIMIT ?"
@@ -435,7 +435,7 @@ def lock_ledger(transaction: Transaction) -> None:
     one lock there is no order in which two could wait for each other.
     """
     if transaction.dialect is Dialect.POSTGRES:
-        transaction.run(_LOCK)
+        transaction.run(LOCK)
 
 
 def set_limit(transaction: Transaction, scope: Scope, limit: Limit, now: float) -> None:

@@ -47,6 +47,10 @@ class MemoryDatabase:
         """Undo the transaction, if there is one; what was committed stays."""
         self.rollback()
 
+    def wait_turn(self) -> bool:
+        """One process writes at a time."""
+        return False
+
     def make_room(self) -> bool:
         """There is no disk."""
         return False

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from math import inf
 from typing import Any, cast
 
 import psycopg
@@ -34,6 +35,7 @@ from headgate.errors import (
     StoreUnavailableError,
     UnfitValueError,
 )
+from headgate.storage.ledger import LOCK
 from headgate.storage.nodes import CHANNEL, channel_here
 from headgate.storage.sql_store import SqlTaskStore, TaskTables, be_here
 from headgate.storage.store import Beat
@@ -68,6 +70,8 @@ TRANSACTION_TIMEOUT_SECONDS = 60.0
 # a server that is still away is asked once each time, so that callers are refused at once.
 CONNECT_WAITS_SECONDS = (0.0, 0.1, 0.4)
 PREPARE_AFTER_USES = 2
+LOCK_WAIT_SECONDS = 0.001
+"""A first answer that takes longer has most likely waited for another writer."""
 
 # Settings of libpq that the URL may replace.
 _CONNECTION_DEFAULTS = {
@@ -134,6 +138,10 @@ class PostgresTransaction:
         self._pipeline: psycopg.Pipeline | None = None
         self._open = ExitStack()
         self._is_unconfirmed = False
+        self._begun_at = inf
+        self.has_waited = False
+        """Whether the first answer took long, in this transaction or else in the one before."""
+
         connection.add_notice_handler(self._hear)
 
     def begin(self) -> None:
@@ -141,6 +149,7 @@ class PostgresTransaction:
         with self._translating():
             self._pipeline = self._open.enter_context(self._connection.pipeline())
         self.run(self._begin_sql)
+        self._begun_at = time.monotonic()
 
     def end(self, sql: str) -> None:
         """End the transaction, by commit or rollback, and wait for it."""
@@ -231,6 +240,9 @@ class PostgresTransaction:
         if self._pipeline is not None:
             with self._translating():
                 self._pipeline.sync()
+            if self._begun_at != inf:
+                self.has_waited = time.monotonic() - self._begun_at >= LOCK_WAIT_SECONDS
+                self._begun_at = inf
 
     @contextmanager
     def _translating(self) -> Iterator[None]:
@@ -265,8 +277,10 @@ class PostgresDatabase:
         statement_timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS,
         idle_timeout_seconds: float = STATEMENT_TIMEOUT_SECONDS,
         transaction_timeout_seconds: float = TRANSACTION_TIMEOUT_SECONDS,
+        lock: str = "",
     ) -> None:
         self._parameters = connection_parameters(url)
+        self._lock = lock
         timeouts_seconds = {
             "lock_timeout": lock_timeout_seconds,
             "statement_timeout": statement_timeout_seconds,
@@ -293,6 +307,17 @@ class PostgresDatabase:
         self._transaction.begin()
         return self._transaction
 
+    def wait_turn(self) -> bool:
+        """Wait for the lock, if the transaction before may have had to wait for it.
+
+        Where nobody else writes, the question would only cost a round trip.
+        """
+        transaction = self._transaction
+        if not self._lock or transaction is None or not transaction.has_waited:
+            return False
+        transaction.read(self._lock)
+        return True
+
     def commit(self) -> None:
         """End the transaction; it is on disk, at the standby too if there is one, or it raises."""
         if self._transaction is None or self._connection is None:
@@ -317,6 +342,9 @@ class PostgresDatabase:
             self._transaction.end("ROLLBACK")
         except StoreError:
             self.close()
+        else:
+            # There may be no lock: what failed may have been to create the tables.
+            self._transaction.has_waited = False
 
     def close(self) -> None:
         """Let go of the connection; the next transaction makes a new one."""
@@ -758,6 +786,7 @@ def task_database(url: str, lock_timeout_seconds: float) -> PostgresDatabase:
         lock_timeout_seconds=lock_timeout_seconds,
         idle_timeout_seconds=IDLE_TIMEOUT_SECONDS,
         transaction_timeout_seconds=STORE_TRANSACTION_TIMEOUT_SECONDS,
+        lock=LOCK,
     )
 
 

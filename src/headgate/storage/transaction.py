@@ -182,6 +182,9 @@ class Database(Protocol):
     def begin(self) -> Transaction:
         """Open a transaction in which what is read may also be written."""
 
+    def wait_turn(self) -> bool:
+        """Wait until nobody else writes, if others may; False if that was not worth a question."""
+
     def commit(self) -> None:
         """End the transaction; it is on disk, or an error is raised."""
 

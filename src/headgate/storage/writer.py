@@ -5,7 +5,7 @@ Everything that waits is put into one transaction.
 A commit that is safe on disk costs the same for one change as for hundreds. So callers hand their
 operations to one thread, which takes all that are queued, runs them in one transaction, commits,
 and then answers all of them. Nobody waits for a batch to fill up: it fills while the one before
-it is being committed.
+it is being committed, and while another process has the lock.
 
 What renews a lease goes first. However many calls are queued, it is in the next transaction;
 otherwise a node under load would lose its lease, and with it all that it runs. And it is repeated
@@ -116,11 +116,19 @@ class Job:
 
 
 def perform(
-    database: Database, jobs: Sequence[Job], *, tries: int = TRIES, was_full: bool = False
+    database: Database,
+    jobs: list[Job],
+    *,
+    tries: int = TRIES,
+    was_full: bool = False,
+    more: Callable[[int], Sequence[Job]] | None = None,
 ) -> None:
-    """Run jobs in one transaction, once more if it got lost; each has an answer or an error."""
+    """Run jobs in one transaction, once more if it got lost; each has an answer or an error.
+
+    `more` returns what came while others wrote, in addition to so many jobs; the list takes it in.
+    """
     try:
-        _perform_once(database, jobs)
+        _perform_once(database, jobs, more)
     except LostTransactionError as error:
         database.close()
         if tries > 1:
@@ -143,8 +151,12 @@ def perform(
         _fail_or_part(database, jobs, error)
 
 
-def _perform_once(database: Database, jobs: Sequence[Job]) -> None:
+def _perform_once(
+    database: Database, jobs: list[Job], more: Callable[[int], Sequence[Job]] | None
+) -> None:
     transaction = database.begin()
+    if more is not None and database.wait_turn():
+        jobs += more(len(jobs))
     is_alone = len(jobs) == 1
     for batch, group in groupby(jobs, key=lambda job: job.batch):
         if batch is None and is_alone:
@@ -159,7 +171,7 @@ def _perform_once(database: Database, jobs: Sequence[Job]) -> None:
     database.commit()
 
 
-def _fail_or_part(database: Database, jobs: Sequence[Job], error: BaseException) -> None:
+def _fail_or_part(database: Database, jobs: list[Job], error: BaseException) -> None:
     """Fail the jobs; but if one of them may have spoilt the others, find out which."""
     is_shared = isinstance(error, LedgerUnavailableError) or not isinstance(error, Exception)
     if is_shared or len(jobs) == 1:
@@ -463,8 +475,9 @@ class GroupCommitWriter:
             jobs, is_last = self._take(queue)
             due = self._orders.due()
             if due or jobs:
-                perform(self._database, [*due, *jobs])
-                answer(jobs)
+                together = [*due, *jobs]
+                perform(self._database, together, more=partial(self._take_more, queue))
+                answer([job for job in together if isinstance(job, Awaited)])
         self._database.close()
 
     def _take(self, queue: SimpleQueue[Awaited | _Wake | None]) -> tuple[list[Awaited], bool]:
@@ -473,16 +486,26 @@ class GroupCommitWriter:
         except Empty:
             return [], False
         jobs = self._take_first()
-        while job is not None:
-            if isinstance(job, Awaited) and not job.future.cancelled():
-                jobs.append(job)
-            if len(jobs) >= self._max_batch:
-                return jobs, False
+        if job is None:
+            return jobs, True
+        if isinstance(job, Awaited) and not job.future.cancelled():
+            jobs.append(job)
+        return jobs + self._take_more(queue, len(jobs)), False
+
+    def _take_more(self, queue: SimpleQueue[Awaited | _Wake | None], taken: int) -> list[Awaited]:
+        """Return what is queued, in addition to so many jobs; the mark of the end stays there."""
+        jobs = self._take_first()
+        while taken + len(jobs) < self._max_batch:
             try:
                 job = queue.get_nowait()
             except Empty:
-                return jobs, False
-        return jobs, True
+                break
+            if job is None:
+                queue.put(None)
+                break
+            if isinstance(job, Awaited) and not job.future.cancelled():
+                jobs.append(job)
+        return jobs
 
     def _take_first(self) -> list[Awaited]:
         # As many as there are now: others may be added meanwhile.
@@ -599,7 +622,7 @@ class InlineWriter:
             self._answer(jobs)
 
     def _perform(self, jobs: list[Awaited]) -> None:
-        perform(self._database, jobs)
+        perform(self._database, [*jobs])
 
     def _answer(self, jobs: Sequence[Awaited]) -> None:
         loop = jobs[0].future.get_loop()
@@ -619,6 +642,10 @@ class FaultyDatabase:
     def begin(self) -> Transaction:
         """Open a transaction."""
         return self._database.begin()
+
+    def wait_turn(self) -> bool:
+        """Wait until nobody else writes."""
+        return self._database.wait_turn()
 
     def commit(self) -> None:
         """End the transaction, unless a fault is due."""
@@ -1913,11 +1940,14 @@ def main(descriptor: int, parent: int, modules: Sequence[str]) -> None:
 def _serve(link: _Link, setup: WriterSetup, parent: int) -> None:
     _tune_interpreter()
     book = OrderBook(partial(_is_stopped, parent))
+    more = partial(_take_more, link, setup, book)
     try:
         while (jobs := _take(link, setup, book)) is not None:
             due = book.due()
             if due or jobs:
-                perform(setup.database, [*due, *jobs])
+                together = [*due, *jobs]
+                perform(setup.database, together, more=more)
+                jobs = together[len(due) :]
             if jobs:
                 link.send(framed(setup.wire.pack_answers(jobs)), book, setup.database)
     finally:
@@ -1926,20 +1956,31 @@ def _serve(link: _Link, setup: WriterSetup, parent: int) -> None:
 
 def _take(link: _Link, setup: WriterSetup, book: OrderBook) -> list[Job] | None:
     """Return what has come, nothing when a standing order is due, None at the end."""
-    jobs: list[Job] = []
     try:
         frame = link.next()
     except BlockingIOError:
-        return jobs
-    if frame is None:
-        return None
+        return []
+    return None if frame is None else _unpack(frame, 0, link, setup, book)
+
+
+def _take_more(link: _Link, setup: WriterSetup, book: OrderBook, taken: int) -> list[Job]:
+    """Return what has come since, in addition to so many jobs."""
+    frame = link.next_if_here() if taken < MAX_BATCH else None
+    return [] if frame is None else _unpack(frame, taken, link, setup, book)
+
+
+def _unpack(
+    frame: bytes | None, taken: int, link: _Link, setup: WriterSetup, book: OrderBook
+) -> list[Job]:
+    """Return the jobs of a frame and of those behind it."""
+    jobs: list[Job] = []
     while frame is not None:
         if frame.startswith(STANDING):
             book.take(pickle.loads(frame[len(STANDING) :]))  # noqa: S301
             link.wait_at_most(book.look_seconds)
         else:
             jobs += setup.wire.unpack(frame)
-        if len(jobs) >= MAX_BATCH:
+        if taken + len(jobs) >= MAX_BATCH:
             break
         frame = link.next_if_here()
     return jobs
