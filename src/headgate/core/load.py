@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from math import gcd, inf, isfinite, sqrt
 from typing import Generic, TypeVar
 
@@ -230,14 +230,18 @@ def to_micro_weight(weight: float) -> int:
     return round(weight * MICRO)
 
 
-class _Point(msgspec.Struct, Generic[Lane], eq=False):
+class _Point(Generic[Lane]):
     """A lane as it stood at its last update, and the entries of its band if it is among them."""
 
-    lane: Lane
-    depth: int
-    oldest: int
-    tie: Tie
-    entries: list[tuple[int, Tie, _Point[Lane]]]
+    # Not a struct of msgspec, which takes longer to change: this is written at every update.
+    __slots__ = ("depth", "entries", "lane", "oldest", "tie")
+
+    def __init__(self, lane: Lane, depth: int, oldest: int, tie: Tie) -> None:
+        self.lane = lane
+        self.depth = depth
+        self.oldest = oldest
+        self.tie = tie
+        self.entries: list[tuple[int, Tie, _Point[Lane]]] = []
 
 
 class _Band(msgspec.Struct, Generic[Lane], eq=False):
@@ -280,8 +284,11 @@ class LoadRanking(Generic[Lane]):
         self._latest_tick = 0
         self._by_depth: dict[int, list[tuple[int, Tie, _Point[Lane]]]] = {}
         # What has left these heaps stays in them until it surfaces, or until most of it has left.
+        # A lane whose oldest task is younger now keeps its place until it surfaces. Of the depths
+        # only those from the middle one up are there: the lesser half is read when these run out.
         self._by_age: list[tuple[int, int, _Point[Lane]]] = []
         self._negated_depths: list[int] = []
+        self._middle_depth = 0
         self._bands: dict[int, _Band[Lane]] = {}
         self._sorted_depth = 0
         self._sorted_age = 1
@@ -311,15 +318,16 @@ class LoadRanking(Generic[Lane]):
         tie = (last_served, oldest_tick, order, self._updates)
         point = self._points.get(lane)
         if point is None:
-            point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie, [])
-            has_other_age = True
+            point = self._points[lane] = _Point(lane, depth_micro, oldest_tick, tie)
+            is_older = True
         else:
             self._remove(point)
-            has_other_age = point.oldest != oldest_tick
+            is_older = oldest_tick < point.oldest
             point.depth, point.oldest, point.tie = depth_micro, oldest_tick, tie
-        self._latest_tick = max(self._latest_tick, oldest_tick)
+        if oldest_tick > self._latest_tick:  # noqa: PLR1730  `max` is a call, for each update
+            self._latest_tick = oldest_tick
         self._add(point)
-        if has_other_age and not self._is_flat:
+        if is_older and not self._is_flat:
             heappush(self._by_age, (oldest_tick, self._updates, point))
             self._trim_ages()
 
@@ -358,17 +366,23 @@ class LoadRanking(Generic[Lane]):
 
     def _most_depth(self) -> int:
         depths, by_depth = self._negated_depths, self._by_depth
-        while -depths[0] not in by_depth:
+        while depths:
+            if -depths[0] in by_depth:
+                return -depths[0]
             heappop(depths)
-        return -depths[0]
+        self._gather_depths()
+        return -self._negated_depths[0]
 
     def _least_tick(self) -> int:
         ages, points = self._by_age, self._points
         while True:
-            oldest, _, point = ages[0]
-            if point.oldest == oldest and points.get(point.lane) is point:
+            oldest, number, point = ages[0]
+            if points.get(point.lane) is not point or point.oldest < oldest:
+                heappop(ages)
+            elif point.oldest == oldest:
                 return oldest
-            heappop(ages)
+            else:
+                heapreplace(ages, (point.oldest, number, point))
 
     def _trim_ages(self) -> None:
         """Make the heap anew once most of it has left."""
@@ -384,7 +398,9 @@ class LoadRanking(Generic[Lane]):
         self._by_age = sorted([(point.oldest, point.tie[3], point) for point in points])
 
     def _gather_depths(self) -> None:
-        self._negated_depths = sorted([-depth for depth in self._by_depth])
+        depths = sorted([-depth for depth in self._by_depth])
+        self._negated_depths = depths[: len(depths) // 2 + 1]
+        self._middle_depth = -self._negated_depths[-1] if depths else 0
 
     def _deepest(self) -> Lane:
         """Compare the lanes of the greatest depth by their ties: at alpha 1 age counts nothing."""
@@ -471,8 +487,9 @@ class LoadRanking(Generic[Lane]):
             self._by_depth[depth] = [entry]
             if not self._is_flat:
                 self._enter(point)
-                heappush(self._negated_depths, -depth)
-                self._trim_depths()
+                if depth >= self._middle_depth:
+                    heappush(self._negated_depths, -depth)
+                    self._trim_depths()
         elif entry[0] > peers[-1][0]:
             peers.append(entry)
         else:
@@ -500,7 +517,9 @@ class LoadRanking(Generic[Lane]):
     def _enter(self, point: _Point[Lane]) -> None:
         """Enter a point in its band: half an octave, or more where the depths are small."""
         depth = point.depth
-        bits = max(depth.bit_length() - _LEADING_BITS, self._narrowest_bits)
+        bits = depth.bit_length() - _LEADING_BITS
+        if bits < self._narrowest_bits:  # noqa: PLR1730  `max` is a call, for each update
+            bits = self._narrowest_bits
         least = depth >> bits << bits
         band = self._bands.get(least)
         if band is None:
