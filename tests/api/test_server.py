@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import signal
 import socket
@@ -16,8 +17,9 @@ import uvloop
 from api.asgi_client import Response
 from api.fake_app import fake_app
 from headgate.api import shares
+from headgate.api.callers import Caller
 from headgate.api.http import connection
-from headgate.api.http.request import MAX_BODY_BYTES
+from headgate.api.http.request import MAX_BODY_BYTES, Head
 from headgate.api.http.server import listen, serve
 from headgate.errors import InvalidSettingError
 
@@ -584,6 +586,62 @@ def test_almost_all_of_a_large_answer_counts_until_its_client_takes_it(run: Serv
             assert App.shares.bytes.taken > 0.9 * size
 
     run(scenario, App())
+
+
+def test_the_first_step_of_a_request_counts_for_whoever_sent_it(run: Serve) -> None:
+    """The connections between nodes carry the requests of many callers."""
+    counted: list[str] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        counted.append(scope["headgate.seat"].holder.key)
+        await answer_with(send, b"ok")
+
+    class App:
+        shares = shares.Shares()
+        __call__ = staticmethod(answer)
+
+        @staticmethod
+        def check_head(head: Head) -> Caller:
+            name = head.authorization.decode().removeprefix("Bearer ")
+            return Caller(name=name, token_id=name)
+
+    async def scenario(connect: Connect) -> None:
+        peer = await connect()
+        for name in (b"greedy", b"modest", b"greedy", b"greedy"):
+            named = b"\r\nAuthorization: Bearer %b\r\n\r\n" % name
+            await peer.send(SUBMIT.replace(b"\r\n\r\n", named))
+            status, _, body = await peer.answer()
+            assert status == 200, body
+
+    run(scenario, App())
+    assert counted == ["greedy", "modest", "greedy", "greedy"]
+
+
+@pytest.mark.parametrize("data", [ALIVE, ALIVE[:20], SUBMIT, SUBMIT[:-5]])
+def test_a_closed_connection_is_gone_without_a_search_for_garbage(run: Serve, data: bytes) -> None:
+    """Such a search takes long, so it is seldom."""
+
+    def count() -> int:
+        return sum(isinstance(one, connection.Connection) for one in gc.get_objects())
+
+    async def scenario(connect: Connect) -> None:
+        peer = await connect()
+        await peer.send(data)
+        before = count()
+        assert before
+        peer.writer.transport.abort()
+        for _ in range(1_000):
+            if count() < before:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
 
 
 def test_an_answer_that_nobody_reads_stops_further_requests(run: Serve) -> None:

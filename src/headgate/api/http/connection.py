@@ -575,7 +575,9 @@ class Connection(asyncio.Protocol):
                 raise too_large(self._most_bytes)
             if self._shared.check_head is not None and not was_checked:
                 caller = self._shared.check_head(head)
-                if caller is not None and not self._seat.is_known:
+                # Another node sends the requests of many callers, and none waits for the turn of
+                # the one before it. While that one is worked on, the connection counts for it.
+                if caller is not None and self._current is None:
                     self._seat.identify(caller.token_id, is_trusted=caller.is_trusted)
         if head.expectation:
             self._take_expectation(head.expectation)
