@@ -428,11 +428,14 @@ class Seat:
         self.let_go(self._bytes)
         self._has_left = True
         self._shares.connections.give_back(self.holder.key)
+        # It is of the connection, which has this seat: each would keep the other.
+        del self._close
 
     def give_way(self) -> None:
         """Close the connection, which is idle, to make room for another."""
+        close = self._close
         self.leave()
-        self._close()
+        close()
 
 
 # Budgets. A scope is a row of the ledger for as long as anything is spent there.
@@ -748,7 +751,11 @@ class _Stepped(Coroutine[Any, Any, _Result]):
     def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as a coroutine has it
         """Tell the work of an error, for which there is no waiting."""
         self._is_waiting = False
-        return self._work.throw(*error)
+        try:
+            return self._work.throw(*error)
+        finally:
+            # This frame is one of the traceback: the error would keep itself, and all other frames.
+            del error
 
     def close(self) -> None:
         """End the work."""

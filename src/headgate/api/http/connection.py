@@ -400,6 +400,11 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         self.resume_writing()
+        # The parser can call the connection, and the scope of a request its exchange: each would
+        # keep the other until garbage is looked for, and what has lived long never is.
+        del self._parser
+        for exchange in self._waiting:
+            exchange.scope = {}
         self._waiting.clear()
         if self._current is not None:
             self._current.drop()
@@ -666,7 +671,7 @@ class Connection(asyncio.Protocol):
         self._finish(exchange)
 
     def _finish(self, exchange: Exchange) -> None:
-        self._current = None
+        self._current = self._task = None
         # What the scope can call has the exchange: each would keep the other until they are looked
         # for, and to look for hundreds of thousands of objects costs a tenth of all time.
         exchange.scope = {}
