@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
 from operator import attrgetter
@@ -98,7 +99,10 @@ class Row:
 
 
 Offer = tuple[float, float, str, int, Row, Entry]
-"""The first entry of a row among those of its lane; only the latest offer of a row counts."""
+"""The first entry of a row among those of its lane; only the latest offer of a row counts.
+
+A row that goes gives up its offer: each would keep the other, and the tasks that were in the row.
+"""
 
 
 class GroupedHeap:
@@ -181,6 +185,7 @@ class GroupedHeap:
                 return entry, row.gate
             elif (head := self._head(row)) is None:
                 heappop(heads)
+                row.offer = None
                 del self._rows[row.gate][row.group]
             else:
                 row.offer = (head[0], head[1], head[2], row.serial, row, head)
@@ -205,6 +210,7 @@ class GroupedHeap:
         following = row.first()
         if following is None:
             heappop(self._heads)
+            row.offer = None
             del self._rows[row.gate][row.group]
         else:
             row.offer = (following[0], following[1], following[2], row.serial, row, following)
@@ -818,6 +824,7 @@ class OfferHeap:
     __slots__ = ("_heap", "_key", "_most", "_offers")
 
     def __init__(self, key: Callable[[Lane], LaneKey | None]) -> None:
+        # No method of whoever has the heap: each would keep the other, and all that waited here.
         self._key = key
         # The number of the offer keeps a lane apart from an earlier one of the same owner.
         self._heap: list[tuple[LaneKey, int, Lane]] = []
@@ -860,10 +867,11 @@ class OfferHeap:
 class FewestInFlight:
     """The lane whose agent has the fewest tasks in flight, then the one served longest ago."""
 
-    __slots__ = ("_agent_for", "_open", "_pinned")
+    __slots__ = ("_agent_for", "_key", "_open", "_pinned")
 
     def __init__(self, agent_for: AgentFor) -> None:
         self._agent_for = agent_for
+        self._key = partial(_inflight_key, agent_for)
         self._pinned = OfferHeap(self._key)
         self._open: Lane | None = None
 
@@ -893,11 +901,12 @@ class FewestInFlight:
             return open_lane
         return min(pinned, open_lane, key=lambda lane: self._key(lane) or ())
 
-    def _key(self, lane: Lane) -> LaneKey | None:
-        agent = self._agent_for(lane) if lane.ready else None
-        if agent is None:
-            return None
-        return (agent.inflight, lane.served_tick, agent.order, lane.owner is None)
+
+def _inflight_key(agent_for: AgentFor, lane: Lane) -> LaneKey | None:
+    agent = agent_for(lane) if lane.ready else None
+    if agent is None:
+        return None
+    return (agent.inflight, lane.served_tick, agent.order, lane.owner is None)
 
 
 class HighestLoad:
@@ -967,11 +976,11 @@ class HighestLoad:
 class BoundedWait:
     """A policy under which a lane that has waited `max_wait_ticks` goes before all others."""
 
-    __slots__ = ("_agent_for", "_max_wait_ticks", "_offered", "_open", "_pinned", "_policy")
+    __slots__ = ("_key", "_max_wait_ticks", "_offered", "_open", "_pinned", "_policy")
 
     def __init__(self, policy: LaneChooser, agent_for: AgentFor, *, max_wait_ticks: int) -> None:
         self._policy = policy
-        self._agent_for = agent_for
+        self._key = partial(_waiting_key, agent_for)
         self._max_wait_ticks = max_wait_ticks
         self._pinned = OfferHeap(self._key)
         self._open: Lane | None = None
@@ -1022,12 +1031,13 @@ class BoundedWait:
             self._offered[lane] = lane.waiting_since()
             self._pinned.offer(lane)
 
-    def _key(self, lane: Lane) -> LaneKey | None:
-        agent = self._agent_for(lane) if lane.ready else None
-        if agent is None:
-            return None
-        order = OPEN_LANE_ORDER if lane.owner is None else agent.order
-        return (lane.waiting_since(), order)
+
+def _waiting_key(agent_for: AgentFor, lane: Lane) -> LaneKey | None:
+    agent = agent_for(lane) if lane.ready else None
+    if agent is None:
+        return None
+    order = OPEN_LANE_ORDER if lane.owner is None else agent.order
+    return (lane.waiting_since(), order)
 
 
 def lane_chooser(
