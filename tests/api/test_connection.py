@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import tracemalloc
@@ -18,7 +19,9 @@ from headgate.api.http.connection import (
     CHUNK_ALLOWANCE_BYTES,
     MAX_FRAMING_BYTES,
     MAX_HEAD_BYTES,
+    Connection,
     Connections,
+    Exchange,
 )
 
 BODY = b'{"agentId": "a", "action": "click"}'
@@ -145,6 +148,39 @@ def test_long_heads_are_not_kept_while_their_connections_are_idle() -> None:
             tracemalloc.stop()
 
     assert asyncio.run(scenario()) < 32 * 1024
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", LIST, SUBMIT, SUBMIT[:-3], CHUNKED_HEAD, STREAM, wishing(SUBMIT), b"A" * 70_000],
+    ids=["idle", "list", "submit", "half", "head", "several", "upgrade", "refused"],
+)
+@pytest.mark.parametrize("steps", [0, 30])
+def test_what_a_lost_connection_had_is_freed_without_a_search_for_garbage(
+    sent: bytes, steps: int
+) -> None:
+    def kept() -> int:
+        return sum(isinstance(one, Connection | Exchange) for one in gc.get_objects())
+
+    async def scenario() -> int:
+        before = kept()
+        connection = Connections(fake_app()).new()
+        connection.connection_made(MemoryTransport())
+        if sent:
+            connection.data_received(sent)
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        connection.connection_lost(None)
+        del connection
+        for _ in range(30):
+            await asyncio.sleep(0)
+        return kept() - before
+
+    gc.disable()
+    try:
+        assert asyncio.run(scenario()) == 0
+    finally:
+        gc.enable()
 
 
 def padded(before: bytes, after: bytes, *, size: int) -> bytes:

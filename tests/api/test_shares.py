@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections import Counter
 
 import pytest
@@ -280,6 +282,30 @@ async def test_a_caller_that_is_alone_does_all_its_work_at_once() -> None:
     await asyncio.gather(*[play.start("alone", 5, 0.01) for _ in range(100)])
     assert play.now == pytest.approx(100 * 5 * 0.01)
     assert play.ended["alone"][-1] - play.ended["alone"][0] == pytest.approx(99 * 0.01)
+
+
+async def test_what_cancelled_work_had_is_freed_without_a_search_for_garbage() -> None:
+    class Body:
+        """What work has in hand."""
+
+    kept: list[weakref.ref[Body]] = []
+
+    async def work() -> None:
+        body = Body()
+        kept.append(weakref.ref(body))
+        await asyncio.Event().wait()
+
+    play = Play()
+    gc.disable()
+    try:
+        task = asyncio.create_task(play.turns.run(work(), play.seat("one")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        del task
+        assert [one() for one in kept] == [None]
+    finally:
+        gc.enable()
 
 
 async def test_two_that_want_everything_get_half_each() -> None:

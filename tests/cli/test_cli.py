@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -316,3 +317,32 @@ def test_standard_input_is_read_for_a_dash(snapshot_file: Path) -> None:
     )
     assert done.returncode == 0
     assert b"Plan: 1 task for 1 of 2 agents" in done.stdout
+
+
+LARGE_BLOCK = """
+import ctypes
+from headgate.cli.main import tune_interpreter
+
+FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in FIELDS.split()]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Info
+larger = bytes(20 << 20)
+del larger
+tune_interpreter()
+before = libc.mallinfo2().hblks
+block = bytes(1 << 20)
+print(libc.mallinfo2().hblks - before)
+"""
+"""Prints how many blocks of the system's own a large one takes, after a larger one was freed."""
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="only glibc 2.33 and newer tells"
+)
+def test_a_large_block_is_not_taken_from_the_heap_after_a_larger_one_was_freed() -> None:
+    command = [sys.executable, "-c", LARGE_BLOCK]
+    assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == "1\n"

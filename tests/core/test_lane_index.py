@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from headgate import Agent, AgentState, Project, Task
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.lane_index import GRANTS_PER_TICK, LaneIndex, LaneKind
+from headgate.core.lane_index import GRANTS_PER_TICK, LaneIndex, LaneKind, OfferHeap, Row
 from headgate.core.load import to_micro_weight
 from headgate.core.scheduler import decide
 from headgate.core.snapshot import LanePolicy, SchedulerState
@@ -394,6 +395,26 @@ class _CountingDict(dict[str, Task]):
     def get(self, key: str, default: Any = None) -> Any:
         self.reads += 1
         return super().get(key, default)
+
+
+@pytest.mark.parametrize("policy", LanePolicy)
+def test_a_lane_that_has_gone_is_freed_without_a_search_for_garbage(policy: LanePolicy) -> None:
+    def kept() -> int:
+        return sum(isinstance(one, OfferHeap | Row) for one in gc.get_objects())
+
+    gc.disable()
+    try:
+        before = kept()
+        index = LaneIndex(policy=policy, max_wait_ticks=3, counts_inflight=True)
+        index.set_agent(Agent(id="a"))
+        for number in range(3):
+            index.add(Task(id=f"t{number}", project_id="x", agent_id="a", slot="s"))
+        assert len(decide(index, snapshot(projects=PROJECTS))) == 1
+        for task in list(index):
+            index.remove(task.id)
+        assert kept() == before
+    finally:
+        gc.enable()
 
 
 def test_opening_one_of_two_closed_parts_is_not_enough() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -628,3 +630,15 @@ def test_only_what_is_the_clients_comes_back() -> None:
 )
 def test_a_query_goes_upstream_without_keys(query: bytes, sent: bytes) -> None:
     assert upstream_query(query) == sent
+
+
+def test_a_relay_is_freed_without_a_search_for_garbage() -> None:
+    gc.disable()
+    try:
+        relay = StreamRelay(Protocol.CHAT, hides_usage=True)
+        relay.feed(b"data: {")
+        kept = weakref.ref(relay)
+        del relay
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections import deque
 from functools import partial
@@ -12,6 +13,8 @@ import pytest
 
 from headgate.core.admission import QueueLimit, QueueLimits, Rejected
 from headgate.core.budgets.escrow import Amounts
+from headgate.core.budgets.ledger import SettleRequest
+from headgate.core.budgets.reservations import Call
 from headgate.core.budgets.scopes import Tenant
 from headgate.core.estimates import PROBE, Hold, given
 from headgate.core.gates import GateClosure
@@ -30,9 +33,10 @@ from headgate.core.task import (
     Terms,
 )
 from headgate.core.task_money import OpenCalls
-from headgate.errors import StaleEpochError, StoreError
+from headgate.errors import IllegalSettlementError, StaleEpochError, StoreError
 from headgate.storage.audit import Actor, AuditEntry
-from headgate.storage.sql_store import TaskTables, be_here
+from headgate.storage.memory import MemoryDatabase
+from headgate.storage.sql_store import StoreLedger, TaskTables, be_here
 from headgate.storage.store import (
     Assigned,
     Assignment,
@@ -52,6 +56,7 @@ from headgate.storage.store import (
 )
 from headgate.storage.transaction import Transaction
 from headgate.storage.writer import Job, StepWire
+from storage.wired import wired_store
 
 TASK = Task(
     id="tsk_1",
@@ -329,6 +334,21 @@ def test_errors_arrive_with_their_kind_and_an_answer_that_cannot_be_sent_is_one(
     assert isinstance(jobs[0].error, StaleEpochError)
     assert isinstance(jobs[1].error, RuntimeError)
     assert (jobs[2].answer, jobs[2].error) == ({"a": 1}, None)
+
+
+async def test_an_error_that_was_answered_is_freed_without_a_search_for_garbage() -> None:
+    store = wired_store(MemoryDatabase(), clock=lambda: 0.0, keeps_ledger=True)
+    await store.open()
+    request = SettleRequest(reservation_id="unknown", call=Call.COMMIT)
+    gc.disable()
+    try:
+        with pytest.raises(IllegalSettlementError) as caught:
+            await StoreLedger(store).settle(request)
+        kept = [one for one in gc.get_objects() if isinstance(one, IllegalSettlementError)]
+        assert kept == [caught.value], "only what has arrived"
+    finally:
+        gc.enable()
+        await store.close()
 
 
 def test_a_fault_arrives_with_the_place_that_it_comes_from() -> None:

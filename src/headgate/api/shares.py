@@ -318,10 +318,6 @@ class Making:
         return min(may, key=self._by_holder.__getitem__, default=None)
 
 
-def _nothing() -> None:
-    pass
-
-
 class Seat:
     """What one connection has in hand, and for whom it counts: an address, then a token."""
 
@@ -432,16 +428,14 @@ class Seat:
         self.let_go(self._bytes)
         self._has_left = True
         self._shares.connections.give_back(self.holder.key)
+        # It is of the connection, which has this seat: each would keep the other.
+        del self._close
 
     def give_way(self) -> None:
         """Close the connection, which is idle, to make room for another."""
+        close = self._close
         self.leave()
-        self._close()
-
-    def forget(self) -> None:
-        """Leave, and let go of the connection: it is closed."""
-        self.leave()
-        self._close = _nothing
+        close()
 
 
 # Budgets. A scope is a row of the ledger for as long as anything is spent there.
@@ -757,7 +751,11 @@ class _Stepped(Coroutine[Any, Any, _Result]):
     def throw(self, *error: Any) -> Any:  # noqa: ANN401 - as a coroutine has it
         """Tell the work of an error, for which there is no waiting."""
         self._is_waiting = False
-        return self._work.throw(*error)
+        try:
+            return self._work.throw(*error)
+        finally:
+            # This frame is one of the traceback: the error would keep itself, and all other frames.
+            del error
 
     def close(self) -> None:
         """End the work."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count, islice
 from operator import attrgetter
@@ -98,7 +99,10 @@ class Row:
 
 
 Offer = tuple[float, float, str, int, Row, Entry]
-"""The first entry of a row among those of its lane; only the latest offer of a row counts."""
+"""The first entry of a row among those of its lane; only the latest offer of a row counts.
+
+A row that goes gives up its offer: each would keep the other, and the tasks that were in the row.
+"""
 
 
 class GroupedHeap:
@@ -181,6 +185,7 @@ class GroupedHeap:
                 return entry, row.gate
             elif (head := self._head(row)) is None:
                 heappop(heads)
+                row.offer = None
                 del self._rows[row.gate][row.group]
             else:
                 row.offer = (head[0], head[1], head[2], row.serial, row, head)
@@ -205,6 +210,7 @@ class GroupedHeap:
         following = row.first()
         if following is None:
             heappop(self._heads)
+            row.offer = None
             del self._rows[row.gate][row.group]
         else:
             row.offer = (following[0], following[1], following[2], row.serial, row, following)
@@ -815,14 +821,11 @@ class OfferHeap:
     makes a lane able to start again, must offer the lane again.
     """
 
-    __slots__ = ("_agent_for", "_heap", "_key", "_most", "_offers")
+    __slots__ = ("_heap", "_key", "_most", "_offers")
 
-    def __init__(
-        self, key: Callable[[Lane, AgentFor], LaneKey | None], agent_for: AgentFor
-    ) -> None:
-        # Not a method of whoever has this: both would keep each other, and every lane that is gone.
+    def __init__(self, key: Callable[[Lane], LaneKey | None]) -> None:
+        # No method of whoever has the heap: each would keep the other, and all that waited here.
         self._key = key
-        self._agent_for = agent_for
         # The number of the offer keeps a lane apart from an earlier one of the same owner.
         self._heap: list[tuple[LaneKey, int, Lane]] = []
         self._offers = count()
@@ -830,7 +833,7 @@ class OfferHeap:
 
     def offer(self, lane: Lane) -> None:
         """Add the lane under its present key."""
-        key = self._key(lane, self._agent_for)
+        key = self._key(lane)
         if key is not None:
             heappush(self._heap, (key, next(self._offers), lane))
         if len(self._heap) > self._most:
@@ -845,7 +848,7 @@ class OfferHeap:
         """Return the lane with the smallest key, and that key."""
         while self._heap:
             offered, _, lane = self._heap[0]
-            key = self._key(lane, self._agent_for)
+            key = self._key(lane)
             if key == offered:
                 return offered, lane
             heappop(self._heap)
@@ -855,7 +858,7 @@ class OfferHeap:
 
     def _rebuild(self) -> None:
         lanes = dict.fromkeys(lane for _, _, lane in self._heap)
-        keys = ((self._key(lane, self._agent_for), next(self._offers), lane) for lane in lanes)
+        keys = ((self._key(lane), next(self._offers), lane) for lane in lanes)
         self._heap = [(key, offer, lane) for key, offer, lane in keys if key is not None]
         heapify(self._heap)
         self._most = 2 * len(self._heap) + SLACK
@@ -864,11 +867,12 @@ class OfferHeap:
 class FewestInFlight:
     """The lane whose agent has the fewest tasks in flight, then the one served longest ago."""
 
-    __slots__ = ("_agent_for", "_open", "_pinned")
+    __slots__ = ("_agent_for", "_key", "_open", "_pinned")
 
     def __init__(self, agent_for: AgentFor) -> None:
         self._agent_for = agent_for
-        self._pinned = OfferHeap(_by_inflight, agent_for)
+        self._key = partial(_inflight_key, agent_for)
+        self._pinned = OfferHeap(self._key)
         self._open: Lane | None = None
 
     def offer(self, lane: Lane) -> None:
@@ -895,10 +899,10 @@ class FewestInFlight:
             return pinned
         if pinned is None:
             return open_lane
-        return min(pinned, open_lane, key=lambda lane: _by_inflight(lane, self._agent_for) or ())
+        return min(pinned, open_lane, key=lambda lane: self._key(lane) or ())
 
 
-def _by_inflight(lane: Lane, agent_for: AgentFor) -> LaneKey | None:
+def _inflight_key(agent_for: AgentFor, lane: Lane) -> LaneKey | None:
     agent = agent_for(lane) if lane.ready else None
     if agent is None:
         return None
@@ -972,13 +976,13 @@ class HighestLoad:
 class BoundedWait:
     """A policy under which a lane that has waited `max_wait_ticks` goes before all others."""
 
-    __slots__ = ("_agent_for", "_max_wait_ticks", "_offered", "_open", "_pinned", "_policy")
+    __slots__ = ("_key", "_max_wait_ticks", "_offered", "_open", "_pinned", "_policy")
 
     def __init__(self, policy: LaneChooser, agent_for: AgentFor, *, max_wait_ticks: int) -> None:
         self._policy = policy
-        self._agent_for = agent_for
+        self._key = partial(_waiting_key, agent_for)
         self._max_wait_ticks = max_wait_ticks
-        self._pinned = OfferHeap(_by_wait, agent_for)
+        self._pinned = OfferHeap(self._key)
         self._open: Lane | None = None
         self._offered: dict[Lane, int] = {}
 
@@ -1013,7 +1017,7 @@ class BoundedWait:
     def best(self, *, tick: int, alpha: float) -> Lane | None:
         """Return the lane that has waited too long, or the policy's choice."""
         first, open_lane = self._pinned.first(), self._open
-        key = None if open_lane is None else _by_wait(open_lane, self._agent_for)
+        key = None if open_lane is None else self._key(open_lane)
         if open_lane is not None and key is not None and (first is None or key < first[0]):
             first = key, open_lane
         if first is not None and tick - first[0][0] >= self._max_wait_ticks:
@@ -1028,7 +1032,7 @@ class BoundedWait:
             self._pinned.offer(lane)
 
 
-def _by_wait(lane: Lane, agent_for: AgentFor) -> LaneKey | None:
+def _waiting_key(agent_for: AgentFor, lane: Lane) -> LaneKey | None:
     agent = agent_for(lane) if lane.ready else None
     if agent is None:
         return None

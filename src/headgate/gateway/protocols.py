@@ -300,7 +300,7 @@ class StreamRelay:
         self._is_stored = is_stored and protocol is Protocol.RESPONSES
         self._provider_id = b""
         self._reader = EventStreamReader()
-        self._events = EventRewriter(self._event)
+        self._events = EventRewriter()
         self._sequence = 0
         self._shift: int | None = None
         self._start_usage: dict[str, Any] | None = None
@@ -381,12 +381,12 @@ class StreamRelay:
             if b"\r" not in piece and piece.find(b"\n\n") == len(piece) - 2 >= 0:
                 # It is one whole event, as most pieces are.
                 return self._event(piece)
-        return self._events.feed(piece)
+        return self._events.feed(piece, self._event)
 
     def finish(self) -> bytes:
         """Return what is left for the client when the provider has sent everything."""
         self._reader.reported()
-        return self._events.finish()
+        return self._events.finish(self._event)
 
     def _passes(self, piece: bytes) -> bool:
         """Whether whole events can be seen to stay as they are, at a glance."""

@@ -684,14 +684,17 @@ def is_usage_chunk(event: bytes) -> bool:
     return is_empty and bytes(chunk.usage).startswith(b"{")
 
 
+Rewrite = Callable[[bytes], bytes]
+"""Returns one whole event as it is to be seen; empty if it is not."""
+
+
 class EventRewriter:
     """Cuts a stream that comes in any pieces into events, and has each rewritten when it is whole.
 
     One that is longer than a line may be goes on unread.
     """
 
-    def __init__(self, rewrite: Callable[[bytes], bytes]) -> None:
-        self._rewrite = rewrite
+    def __init__(self) -> None:
         self._held = bytearray()
         self._is_passing = False
 
@@ -700,7 +703,7 @@ class EventRewriter:
         """Whether the next byte begins an event."""
         return not self._held and not self._is_passing
 
-    def feed(self, piece: bytes) -> bytes:
+    def feed(self, piece: bytes, rewrite: Rewrite) -> bytes:
         """Return what is to be seen of the stream so far, and was not returned before."""
         held = self._held
         # An end may have begun in what was looked through before.
@@ -716,7 +719,7 @@ class EventRewriter:
             event = bytes(held[start : end.end()])
             start = end.end()
             is_unread = self._is_passing or len(event) > MAX_LINE_BYTES
-            shown.append(event if is_unread else self._rewrite(event))
+            shown.append(event if is_unread else rewrite(event))
             self._is_passing = False
         del held[:start]
         if self._is_passing or len(held) > MAX_LINE_BYTES:
@@ -727,14 +730,26 @@ class EventRewriter:
             del held[:cut]
         return b"".join(shown)
 
-    def finish(self) -> bytes:
+    def finish(self, rewrite: Rewrite) -> bytes:
         """Return the rest of a stream that ends without an empty line."""
         rest, self._held = bytes(self._held), bytearray()
-        return rest if self._is_passing or not rest else self._rewrite(rest)
+        return rest if self._is_passing or not rest else rewrite(rest)
 
 
-class UsageHider(EventRewriter):
+class UsageHider:
     """Takes the chunk of the usage out of a stream of chat completions; all else stays as it is."""
 
     def __init__(self) -> None:
-        super().__init__(lambda event: b"" if is_usage_chunk(event) else event)
+        self._events = EventRewriter()
+
+    def feed(self, piece: bytes) -> bytes:
+        """Return what is to be seen of the stream so far, and was not returned before."""
+        return self._events.feed(piece, _without_usage)
+
+    def finish(self) -> bytes:
+        """Return the rest of a stream that ends without an empty line."""
+        return self._events.finish(_without_usage)
+
+
+def _without_usage(event: bytes) -> bytes:
+    return b"" if is_usage_chunk(event) else event

@@ -636,7 +636,8 @@ def apply(state: LedgerState, request: Request, now: float) -> Answer | CallerEr
             return state.adjust(request, now)
         return state.settle(request, now)
     except CallerError as error:
-        return error
+        # Its frames lead to that of the caller, which has the answer: each would keep the other.
+        return error.with_traceback(None)
 
 
 def _expire(transaction: Transaction, due: Sequence[Reservation], now: float) -> None:

@@ -879,5 +879,9 @@ def _apply_to_ledger(
 ) -> Reservation | Refused:
     (answer,) = ledger.apply_batch(transaction, [request], now)
     if isinstance(answer, Exception):
-        raise answer
+        try:
+            raise answer
+        finally:
+            # This frame is one of the traceback: the error would keep itself, and all other frames.
+            del answer
     return answer

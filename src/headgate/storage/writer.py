@@ -1088,7 +1088,11 @@ class StepWire:
 
     def pack_answers(self, jobs: Sequence[Job]) -> bytes:
         """Write what came of jobs, in their order."""
-        return b"".join([_packed_answer(job) for job in jobs])
+        packed = b"".join([_packed_answer(job) for job in jobs])
+        for job in jobs:
+            # The frames of an error have the jobs, which would keep it and all that they hold.
+            job.error = None
+        return packed
 
     def unpack_answers(self, packed: bytes, jobs: deque[Asked]) -> list[Asked]:
         """Read what came of the first of these jobs, take them out, and return them."""

@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, shared: Connections) -> None:
         self._shared = shared
         self._loop = asyncio.get_running_loop()
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._peers: tuple[Any, Any] = (None, None)
         self._current: Exchange | None = None
@@ -396,15 +396,16 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Let go of everything; the task that is under way finishes for nobody."""
         self._shared.forget(self)
-        self._seat.forget()
+        self._seat.leave()
         if self._timer is not None:
             self._timer.cancel()
         self.resume_writing()
+        # The parser can call the connection, and the scope of a request its exchange: each would
+        # keep the other until garbage is looked for, and what has lived long never is.
+        del self._parser
+        for exchange in self._waiting:
+            exchange.scope = {}
         self._waiting.clear()
-        # The parser calls this connection back. Both, and what has arrived of a body, would stay
-        # until somebody looks for such pairs, which is seldom.
-        self._start_afresh()
-        self._parser = self._known = None
         if self._current is not None:
             self._current.drop()
 
@@ -514,7 +515,7 @@ class Connection(asyncio.Protocol):
 
     def _would_upgrade(self) -> bool:
         # A tunnel is another thing to the client, but the same to the parser.
-        return bool(self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT")
+        return self._parser.should_upgrade() and self._parser.get_method() != b"CONNECT"
 
     def pause_writing(self) -> None:
         """Note that the client does not take its answers; what waits for it counts as held."""
@@ -672,7 +673,7 @@ class Connection(asyncio.Protocol):
         self._finish(exchange)
 
     def _finish(self, exchange: Exchange) -> None:
-        self._current = None
+        self._current = self._task = None
         # What the scope can call has the exchange: each would keep the other until they are looked
         # for, and to look for hundreds of thousands of objects costs a tenth of all time.
         exchange.scope = {}
