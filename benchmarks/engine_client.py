@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import statistics
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,9 @@ AGENTS = 40
 PROJECTS = ("research", "evals")
 ACCEPTED = 202
 LOOK_SECONDS = 0.01
+CORRECTION = 0.1
+"""The part of what a queue lacks that is added at each look, or it would settle below its size."""
+
 MOST_SECONDS = 300.0
 # Requests that are sent over and over where the number of tasks is not known beforehand.
 PREPARED_BATCHES = 100
@@ -48,11 +52,15 @@ class Progress(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Tasks a second until all were submitted and until all were done, and the service's time."""
+    """Tasks a second until all were submitted and until all were done, and the service's time.
+
+    `queued` is how many tasks waited meanwhile, on average, where that was looked at.
+    """
 
     submitted: float
     done: float
     cpu_us: float
+    queued: float = 0.0
 
 
 class Start(NamedTuple):
@@ -178,17 +186,34 @@ class Feed:
         return progress.queued
 
     async def steady(self, queued: int, seconds: float) -> Measured:
-        """Keep so many tasks waiting for a while, and count what is done meanwhile."""
+        """Keep so many tasks waiting for a while, and count what is done meanwhile.
+
+        What is on its way counts as waiting, less what starts before it arrives: so much is added
+        as lets the queue neither shrink nor grow.
+        """
         requests = cycle(self.batches(PREPARED_BATCHES * BATCH))
+        free, waiting = list(self._connections[1:]), list[int]()
+        most = len(free) * BATCH
+        added = 0.0
+
+        async def send(connection: Connection) -> None:
+            await _send(connection, islice(requests, 1))
+            free.append(connection)
+
         before = progress = await self.progress()
-        while progress.at < before.at + seconds:
-            missing = max(0, queued - progress.queued + BATCH - 1) // BATCH
-            await self.send(list(islice(requests, min(missing, PREPARED_BATCHES))))
-            await asyncio.sleep(LOOK_SECONDS)
-            progress = await self.progress()
+        async with asyncio.TaskGroup() as sending:
+            while progress.at < before.at + seconds:
+                missing = queued - progress.queued
+                added = min(max(0.0, added + missing * CORRECTION), most)
+                under_way = most - len(free) * BATCH
+                for _ in range(min(int(missing + added - under_way) // BATCH, len(free))):
+                    sending.create_task(send(free.pop()))
+                await asyncio.sleep(LOOK_SECONDS)
+                progress = await self.progress()
+                waiting.append(progress.queued)
         done = progress.completed - before.completed
         rate = done / (progress.at - before.at)
-        return Measured(0.0, rate, _cpu_us(before, progress, done))
+        return Measured(0.0, rate, _cpu_us(before, progress, done), statistics.fmean(waiting))
 
     async def paced(self, rate: int, seconds: float) -> Measured:
         """Submit so many tasks a second for a while, and count what is done meanwhile."""
