@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import cache
 from typing import Any, Protocol
 
 import msgspec
@@ -31,7 +31,7 @@ from headgate.api import (
     webhooks,
     workers,
 )
-from headgate.api.api import Api, Route
+from headgate.api.api import Api, Handler, Route
 from headgate.api.callers import Caller
 from headgate.api.errors import ApiError, api_error_of
 from headgate.api.http.request import (
@@ -50,15 +50,24 @@ from headgate.errors import StoreError
 # The table of routes: everything that the service answers to, subject by subject.
 
 
-async def show_openapi(_api: Api, _: Request, __: str) -> Response:
-    """Answer with the description of all routes."""
-    return Response(_OK, _openapi_document())
+def _description(calls: Sequence[Route] = ()) -> Handler:
+    """Return what answers with the description of all routes; it is made once, when asked for."""
+    document, making = b"", threading.Lock()
+
+    def describe() -> bytes:
+        nonlocal document
+        with making:
+            document = document or msgspec.json.encode(openapi(ROUTES, calls))
+        return document
+
+    async def show(_api: Api, _: Request, __: str) -> Response:
+        # It takes a tenth of a second, in which nobody else would be served.
+        return Response(_OK, document or await asyncio.to_thread(describe))
+
+    return show
 
 
-@cache
-def _openapi_document() -> bytes:
-    return msgspec.json.encode(openapi(ROUTES))
-
+show_openapi = _description()
 
 ROUTES = (
     *tasks.ROUTES,
@@ -155,13 +164,7 @@ class App:
     def serve_gateway(self, gateway: Gateway) -> None:
         """Answer in the protocols of providers as well, and describe that."""
         self._gateway = gateway
-        document = b""
-
-        async def show(_api: Api, _: Request, __: str) -> Response:
-            nonlocal document
-            document = document or msgspec.json.encode(openapi(ROUTES, gateway.routes))
-            return Response(_OK, document)
-
+        show = _description(gateway.routes)
         self._add(next(one for one in ROUTES if one.handler is show_openapi)._replace(handler=show))
 
     def serve_pages(self, pages: Pages) -> None:

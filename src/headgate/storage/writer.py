@@ -1260,8 +1260,8 @@ MAX_JOBS_OF_CALLER = 64
 MAX_BYTES_OF_CALLER = 2**18
 """How much of one caller is in a transaction at most, beside others."""
 
-GREEDY_SECONDS = 0.005
-MIN_GREEDY_JOBS, MAX_GREEDY_JOBS = 8, 2 * MAX_JOBS_OF_CALLER
+GREEDY_SECONDS = 0.002
+MIN_GREEDY_JOBS, MAX_GREEDY_JOBS = 4, 2 * MAX_JOBS_OF_CALLER
 """How many jobs of all greedy callers are in a transaction: as many as take so long together.
 
 The transactions before it tell, since a job costs many times as much on one store as on another.
