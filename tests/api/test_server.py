@@ -605,16 +605,26 @@ def test_the_first_step_of_a_request_counts_for_whoever_sent_it(run: Serve) -> N
             name = head.authorization.decode().removeprefix("Bearer ")
             return Caller(name=name, token_id=name)
 
+    def submit(name: str) -> bytes:
+        named = b"\r\nAuthorization: Bearer %b\r\n\r\n" % name.encode()
+        return SUBMIT.replace(b"\r\n\r\n", named)
+
+    # More than the heads of which one is remembered, and one of those again.
+    many = [f"t{number}" for number in range(connection.MAX_UNLIKE_HEADS + 2)]
+    in_turn = ["greedy", "modest", "greedy", "greedy", *many, "t7", "t7", "greedy"]
+    at_once = ["greedy", "modest", "modest", "t1"]
+
     async def scenario(connect: Connect) -> None:
         peer = await connect()
-        for name in (b"greedy", b"modest", b"greedy", b"greedy"):
-            named = b"\r\nAuthorization: Bearer %b\r\n\r\n" % name
-            await peer.send(SUBMIT.replace(b"\r\n\r\n", named))
-            status, _, body = await peer.answer()
-            assert status == 200, body
+        for name in in_turn:
+            await peer.send(submit(name))
+            assert (await peer.answer())[0] == 200
+        await peer.send(b"".join(submit(name) for name in at_once))
+        for _ in at_once:
+            assert (await peer.answer())[0] == 200
 
     run(scenario, App())
-    assert counted == ["greedy", "modest", "greedy", "greedy"]
+    assert counted == in_turn + at_once
 
 
 @pytest.mark.parametrize("data", [ALIVE, ALIVE[:20], SUBMIT, SUBMIT[:-5]])

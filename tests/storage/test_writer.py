@@ -13,7 +13,13 @@ import pytest
 from headgate.errors import LedgerUnavailableError
 from headgate.storage.sqlite import SqliteDatabase
 from headgate.storage.transaction import LostTransactionError, Transaction
-from headgate.storage.writer import GroupCommitWriter, StandingOrder
+from headgate.storage.writer import (
+    GroupCommitWriter,
+    Job,
+    NotTakenError,
+    StandingOrder,
+    perform,
+)
 
 
 class WatchedDatabase(SqliteDatabase):
@@ -294,6 +300,29 @@ def test_what_renews_a_lease_is_in_the_next_transaction_whatever_is_queued(tmp_p
             assert ran[-1] == 101
 
     asyncio.run(scenario())
+
+
+class ContendedDatabase(SqliteDatabase):
+    """One for which others write before each transaction."""
+
+    def wait_turn(self) -> bool:
+        return True
+
+
+def test_what_cannot_be_taken_in_ends_the_writer_and_writes_nothing(tmp_path: Path) -> None:
+    """Answers are matched by their order: one too few, and all later ones would be of others."""
+    database = ContendedDatabase(tmp_path / "a.db")
+    database.begin().run("CREATE TABLE numbers (number INTEGER)")
+    database.commit()
+    job = Job(lambda transaction: transaction.run("INSERT INTO numbers VALUES (1)"))
+
+    def more(_taken: int) -> list[Job]:
+        raise MemoryError
+
+    with pytest.raises(NotTakenError, match="MemoryError"):
+        perform(database, [job], more=more)
+    assert database.begin().read("SELECT COUNT(*) FROM numbers") == [(0,)]
+    database.close()
 
 
 def test_closing_finishes_what_is_queued_and_refuses_what_comes_after(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from headgate.errors import StoreError
 
 
 def _description(calls: Sequence[Route] = ()) -> Handler:
-    """Return what answers with the description of all routes; it is made once, when asked for."""
+    """Return a handler that answers with the description of all routes; it is made only once."""
     document, making = b"", threading.Lock()
 
     def describe() -> bytes:

@@ -509,7 +509,7 @@ def tune_interpreter() -> None:
     # those of bodies leave holes: a third of the heap was free and kept. With a fixed threshold
     # each is the system's again when it is freed. Other allocators have no such function.
     if sys.platform == "linux":
-        from ctypes import CDLL  # noqa: PLC0415
+        with suppress(AttributeError, ImportError, OSError):
+            from ctypes import CDLL  # noqa: PLC0415
 
-        with suppress(AttributeError):
             CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)

@@ -203,7 +203,8 @@ class PullWorkers:
     ) -> TaskRecord | StaleLease:
         """Write what came of an attempt; one that is not the worker's any more changes nothing.
 
-        Whoever has just read the record passes it on, and it is not read again.
+        Whoever has just read the record passes it on, and it is not read again. Its error may be
+        that which a tenant is shown.
         """
         stale = StaleLease(task_id=report.task_id)
         if record is None:

@@ -71,7 +71,7 @@ TRANSACTION_TIMEOUT_SECONDS = 60.0
 CONNECT_WAITS_SECONDS = (0.0, 0.1, 0.4)
 PREPARE_AFTER_USES = 2
 LOCK_WAIT_SECONDS = 0.001
-"""A first answer that takes longer has most likely waited for another writer."""
+"""A first answer that takes so much longer than the quickest one has waited for another writer."""
 
 # Settings of libpq that the URL may replace.
 _CONNECTION_DEFAULTS = {
@@ -138,9 +138,9 @@ class PostgresTransaction:
         self._pipeline: psycopg.Pipeline | None = None
         self._open = ExitStack()
         self._is_unconfirmed = False
-        self._begun_at = inf
+        self._begun_at = self._quickest = inf
         self.has_waited = False
-        """Whether the first answer took long, in this transaction or else in the one before."""
+        """Whether the first answer of this transaction, or of the last one before it, took long."""
 
         connection.add_notice_handler(self._hear)
 
@@ -241,8 +241,9 @@ class PostgresTransaction:
             with self._translating():
                 self._pipeline.sync()
             if self._begun_at != inf:
-                self.has_waited = time.monotonic() - self._begun_at >= LOCK_WAIT_SECONDS
-                self._begun_at = inf
+                seconds, self._begun_at = time.monotonic() - self._begun_at, inf
+                self._quickest = min(self._quickest, seconds)
+                self.has_waited = seconds - self._quickest >= LOCK_WAIT_SECONDS
 
     @contextmanager
     def _translating(self) -> Iterator[None]:

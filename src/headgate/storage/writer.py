@@ -97,6 +97,10 @@ MAX_QUEUED = 16_384
 TRIES = 2
 
 
+class NotTakenError(Exception):
+    """What came meanwhile could not be taken: some of it may be lost, and nothing is sure."""
+
+
 class Job:
     """One operation, or one request of a batch, and what came of it."""
 
@@ -145,6 +149,9 @@ def perform(
             perform(database, jobs, tries=tries - 1, was_full=True)
         else:
             _fail(jobs, error)
+    except NotTakenError:
+        database.rollback()
+        raise
     # Whoever runs the jobs must outlive whatever they do; their callers get the error.
     except BaseException as error:  # noqa: BLE001
         database.rollback()
@@ -156,7 +163,10 @@ def _perform_once(
 ) -> None:
     transaction = database.begin()
     if more is not None and database.wait_turn():
-        jobs += more(len(jobs))
+        try:
+            jobs += more(len(jobs))
+        except Exception as error:
+            raise NotTakenError(repr(error)) from error
     is_alone = len(jobs) == 1
     for batch, group in groupby(jobs, key=lambda job: job.batch):
         if batch is None and is_alone:

@@ -21,6 +21,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -96,6 +97,7 @@ class Exchange:
         "_is_head",
         "_start",
         "_wire",
+        "caller",
         "has_ended",
         "has_started",
         "keep_alive",
@@ -109,6 +111,9 @@ class Exchange:
         self.scope = scope
         self.keep_alive = keep_alive
         self.size = len(body)
+        self.caller: Caller | None = None
+        """Who sends it, where its head has said that."""
+
         self.has_started = False
         self.has_ended = False
         self._wire = wire
@@ -304,11 +309,12 @@ class KnownHead:
     the application has learned from the head.
     """
 
-    __slots__ = ("_after", "_before", "head", "headers", "kept", "scope")
+    __slots__ = ("_after", "_before", "caller", "head", "headers", "kept", "scope")
 
     def __init__(
         self, before: bytes, after: bytes, head: Head, scope: dict[str, Any], kept: Kept
     ) -> None:
+        self.caller: Caller | None = None
         self._before = before
         self._after = after
         self.head = head
@@ -377,6 +383,7 @@ class Connection(asyncio.Protocol):
         self._length = 0
         self._most_bytes = MAX_BODY_BYTES
         self._head: Head | None = None
+        self._caller: Caller | None = None
         self._head_data = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -468,7 +475,8 @@ class Connection(asyncio.Protocol):
         head = known.head
         try:
             head = head if length == head.length else head._replace(length=length)
-            self._take_head(head, was_checked=self._seat.is_known)
+            self._take_head(head, known.caller)
+            known.caller = self._caller
         except ApiError as api_error:
             self._refuse(api_error)
         return end
@@ -568,20 +576,27 @@ class Connection(asyncio.Protocol):
         except ApiError as api_error:
             self._refuse(api_error)
 
-    def _take_head(self, head: Head, *, was_checked: bool = False) -> None:
+    def _take_head(self, head: Head, caller: Caller | None = None) -> None:
         if head.has_body:
             self._length = head.length
             self._most_bytes = self._shared.most_bytes(head.url)
             if head.length > self._most_bytes:
                 raise too_large(self._most_bytes)
-            if self._shared.check_head is not None and not was_checked:
+            if self._shared.check_head is not None and caller is None:
                 caller = self._shared.check_head(head)
-                # Another node sends the requests of many callers, and none waits for the turn of
-                # the one before it. While that one is worked on, the connection counts for it.
-                if caller is not None and self._current is None:
-                    self._seat.identify(caller.token_id, is_trusted=caller.is_trusted)
+            self._caller = caller
+            if self._current is None and not self._waiting:
+                self._identify(caller)
         if head.expectation:
             self._take_expectation(head.expectation)
+
+    def _identify(self, caller: Caller | None) -> None:
+        """Count the connection for who sends the next request: between nodes it has many callers.
+
+        So none waits for the turn of the caller before it.
+        """
+        if caller is not None:
+            self._seat.identify(caller.token_id, is_trusted=caller.is_trusted)
 
     def on_chunk_header(self) -> None:
         """Count the chunks: each has some bytes that are not data."""
@@ -630,6 +645,8 @@ class Connection(asyncio.Protocol):
         self._unlike_heads += 1
         if self._unlike_heads <= MAX_UNLIKE_HEADS:
             self._known = KnownHead.of(data, head, scope, kept)
+            if self._known is not None:
+                self._known.caller = self._caller
 
     def _hand_over(self, exchange: Exchange) -> None:
         self._is_in_message = False
@@ -644,6 +661,7 @@ class Connection(asyncio.Protocol):
         keep_alive = keep_alive and not self._seat.is_extra
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         exchange = Exchange(self, scope, body, self._shared.date, keep_alive=keep_alive)
+        exchange.caller = self._caller
         scope["headgate.seat"] = self._seat
         scope["headgate.kept"] = kept
         scope["headgate.answer"] = exchange.answer
@@ -661,6 +679,9 @@ class Connection(asyncio.Protocol):
 
     def _run(self, exchange: Exchange) -> None:
         self._current = exchange
+        # Where that is one connection too many, the application says so.
+        with suppress(ApiError):
+            self._identify(exchange.caller)
         self._seat.work()
         work = self._shared.shares.turns.run(self._work(exchange), self._seat)
         self._task = self._loop.create_task(work)
