@@ -24,7 +24,7 @@ from headgate.storage import ledger
 CACHES = {
     "api.shares.address_key": "addresses of connections",
     "api.submission._almost": "an excerpt of 61 characters, and the names of fields",
-    "api.submission._decoder": "types",
+    "api.submission._small": "types",
     "api.submission._remembered_scopes": "1,024 characters",
     "budgets.redis_script._remembered": "1,024 characters",
     "config.messages._docs_of_module": "modules",
