@@ -51,6 +51,9 @@ limits it for all.
 """
 
 LARGE_PROMPT = "x" * 250_000
+CALL_SECONDS = 0.1, 0.3
+"""How long the provider works on an ordinary call, at least and at most."""
+
 UNPRINTABLE_MODELS = ("torture-1\n", "torture-1\r\nX-Evil: 1", "torture-1\x00", "m" * 100_000)
 SPEAKING_MODELS = (
     "Your credit balance is too low",
@@ -102,7 +105,7 @@ def chat(prompt: str, **fields: object) -> dict[str, object]:
 
 def short_call(source: random.Random) -> dict[str, object]:
     """Return a call that the provider works on for a moment."""
-    return chat(f"[[delay {source.uniform(0.1, 0.3):.3f}]]")
+    return chat(f"[[delay {source.uniform(*CALL_SECONDS):.3f}]]")
 
 
 class Orders(msgspec.Struct, frozen=True):

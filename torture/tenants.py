@@ -44,7 +44,17 @@ from headgate.executors.http import ATTEMPT, TASK_ID
 from headgate.gateway.routing import CIRCUIT_SECONDS
 from service.support import ROOT, ServiceProcess, environment, family
 from torture.service import Sandbox, is_ready, new_sandbox
-from torture.tenant_attacks import CHAT, MODEL, RESPONSES, Orders, Report, Trouble, chat, short_call
+from torture.tenant_attacks import (
+    CALL_SECONDS,
+    CHAT,
+    MODEL,
+    RESPONSES,
+    Orders,
+    Report,
+    Trouble,
+    chat,
+    short_call,
+)
 
 BACKENDS = ("sqlite", "postgres")
 NODES = {"sqlite": 1, "postgres": 2}
@@ -69,6 +79,11 @@ RETRY_SECONDS = 0.1
 
 LEAST_SHARE = 0.5 * 0.95
 MOST_SLOWER = 3.0
+MOST_CALL_SECONDS = CALL_SECONDS[1]
+"""A permit is not taken back, so a call may wait until one of another tenant ends: where it takes
+no longer than that, it need not be compared with the time without an attack.
+"""
+
 MOST_WAIT_SECONDS = 0.8 * CIRCUIT_SECONDS
 """A circuit that opens has the next honest call wait longer."""
 
@@ -189,7 +204,9 @@ class Found:
         limits = {
             f"share {self.share:.3f} is under {LEAST_SHARE:.3f}": self.share < LEAST_SHARE,
             f"starts are {self.slower:.2f} times as slow": self.slower > MOST_SLOWER,
-            f"calls are {self.slower_calls:.2f} times as slow": self.slower_calls > MOST_SLOWER,
+            f"calls are {self.slower_calls:.2f} times as slow": (
+                self.slower_calls > MOST_SLOWER and p99(self.attacked_calls) > MOST_CALL_SECONDS
+            ),
             f"a call waited {self.longest_wait:.1f} s": self.longest_wait > MOST_WAIT_SECONDS,
             f"{self.most_mib:.0f} MiB of memory": self.most_mib > MOST_MIB,
             f"exit code {self.exit_code}": self.exit_code != 0,
@@ -711,7 +728,8 @@ def report(backend: str, found: Found) -> None:
     print(f"  executed under attack       {found.executed}")
     print(f"  share of the steady one     {found.share:.3f} (at least {LEAST_SHARE:.3f})")
     _report_times("a start", found.quiet, found.attacked, found.slower)
-    _report_times("a call", found.quiet_calls, found.attacked_calls, found.slower_calls)
+    bound = f", or {MOST_CALL_SECONDS * 1e3:.0f} ms"
+    _report_times("a call", found.quiet_calls, found.attacked_calls, found.slower_calls, bound)
     print(
         f"  longest wait of a call      {found.longest_wait:.2f} s (at most {MOST_WAIT_SECONDS:g})"
     )
@@ -723,9 +741,9 @@ def report(backend: str, found: Found) -> None:
 
 
 def _report_times(
-    what: str, quiet: Sequence[float], attacked: Sequence[float], slower: float
+    what: str, quiet: Sequence[float], attacked: Sequence[float], slower: float, bound: str = ""
 ) -> None:
     for name, times in (("quiet", quiet), ("attacked", attacked)):
         line = f"{p50(times) * 1e3:.1f} and {p99(times) * 1e3:.1f} ms of {len(times):,}"
         print(f"  {f'p50, p99 of {what}, {name}':<30} {line}")
-    print(f"  {f'times as slow, {what}':<27} {slower:.2f} (at most {MOST_SLOWER})")
+    print(f"  {f'times as slow, {what}':<27} {slower:.2f} (at most {MOST_SLOWER}{bound})")
