@@ -183,12 +183,16 @@ async def test_what_comes_while_another_node_writes_shares_the_next_transaction(
             answers.append(asyncio.ensure_future(store.submit(new_task(task_id, by="n1"))))
             # A process is sent it meanwhile.
             await asyncio.to_thread(wait_until, is_waiting, seconds=PATIENCE_SECONDS)
+        # Longer than any answer takes without others.
+        await asyncio.to_thread(transaction.read, "SELECT pg_sleep(0.5)")
         other.commit()
         await asyncio.gather(*answers)
 
     await store.open()
     try:
         with psycopg.connect(postgres_url, autocommit=True) as look:
+            for number in range(3):
+                await store.submit(new_task(f"alone-{number}", by="n1"))
             await submitted("t0")
             await submitted("t1", "t2")
             assert look.execute(_TOGETHER).fetchall() == [(1,)]
