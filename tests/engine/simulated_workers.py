@@ -194,8 +194,10 @@ async def _serve(engine: Engine, path: str, body: object) -> object:
 
 
 async def _settled(engine: Engine, task_id: str, body: CompleteBody | FailBody) -> object:
+    record = await engine.get(task_id)
+    assert record is not None
     report = Report(
-        task_id=task_id,
+        record=record,
         worker_id=body.worker_id,
         attempt=body.attempt,
         outcome=_outcome(body),

@@ -89,7 +89,7 @@ def test_what_a_worker_reports_is_booked(
         _, orders = await workers.claim(claim)
         assert [record.task.id for record in orders.tasks] == [task_id]
         await workers.settle(
-            Report(task_id=task_id, worker_id=worker_id, attempt=1, outcome=outcome)
+            Report(record=orders.tasks[0], worker_id=worker_id, attempt=1, outcome=outcome)
         )
         return await service.ended(task_id)
 

@@ -105,7 +105,7 @@ def test_work_at_a_worker_costs_what_was_said(outcome: Succeeded | Failed, micro
         _, orders = await workers.claim(claim)
         assert [record.task.id for record in orders.tasks] == [task_id]
         await workers.settle(
-            Report(task_id=task_id, worker_id=worker_id, attempt=1, outcome=outcome)
+            Report(record=orders.tasks[0], worker_id=worker_id, attempt=1, outcome=outcome)
         )
         return await service.ended(task_id)
 

@@ -63,8 +63,10 @@ class Worker:
 
     async def tell(self, task_id: str, outcome: Outcome = DONE) -> str:
         """Say what came of a task, and return its state."""
+        record = await self.engine.get(task_id)
+        assert record is not None
         report = Report(
-            task_id=task_id,
+            record=record,
             worker_id=self.worker_id or "",
             attempt=self.running[task_id],
             outcome=outcome,

@@ -49,8 +49,10 @@ async def play(url: str) -> None:
         assert [record.task.id for record in orders.tasks] == [task_id]
         assert time.monotonic() - started < SOON_SECONDS
 
-        report = Report(task_id=task_id, worker_id=worker_id, attempt=1, outcome=Succeeded())
         for engine in (other, leader):
+            record = await engine.get(task_id)
+            assert record is not None
+            report = Report(record=record, worker_id=worker_id, attempt=1, outcome=Succeeded())
             settled = await engine.workers.settle(report)
             assert not isinstance(settled, StaleLease)
             assert settled.task.status is TaskStatus.DONE

@@ -144,13 +144,13 @@ async def _settle(
     record = await own_task(api, request.caller, task_id)
     _check_caller(request.caller, record.agent_id or record.task.agent_id or "")
     report = Report(
-        task_id=task_id,
+        record=record,
         worker_id=_worker_id(body.worker_id),
         attempt=body.attempt,
         outcome=outcome,
         tenant=request.caller.tenant,
     )
-    answer = await api.engine.workers.settle(report, record=record)
+    answer = await api.engine.workers.settle(report)
     if isinstance(answer, StaleLease):
         line = f"attempt {body.attempt} at the task is not this worker's any more; drop it"
         raise ApiError("stale_lease", line, task_id=task_id)

@@ -59,9 +59,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker says what came of an attempt; with a `tenant` the usage is its claim."""
+    """A worker says what came of an attempt; with a `tenant` the usage is its claim.
 
-    task_id: str
+    `record` is the task as it was read a moment ago.
+    """
+
+    record: TaskRecord
     worker_id: str
     attempt: int
     outcome: Outcome
@@ -198,18 +201,11 @@ class PullWorkers:
             )
         )
 
-    async def settle(
-        self, report: Report, *, record: TaskRecord | None = None
-    ) -> TaskRecord | StaleLease:
-        """Write what came of an attempt; one that is not the worker's any more changes nothing.
-
-        Whoever has just read the record passes it on, and it is not read again. Its error may be
-        that which a tenant is shown.
-        """
-        stale = StaleLease(task_id=report.task_id)
-        if record is None:
-            record = await self._store.get(report.task_id)
-        if record is None or record.progress.attempt != report.attempt:
+    async def settle(self, report: Report) -> TaskRecord | StaleLease:
+        """Write what came of an attempt; one that is not the worker's any more changes nothing."""
+        record = report.record
+        stale = StaleLease(task_id=record.task.id)
+        if record.progress.attempt != report.attempt:
             return stale
         settlement = self._settlement(record, report)
         is_own = record.progress.node_id == report.worker_id
@@ -219,7 +215,7 @@ class PullWorkers:
         try:
             answer = await self._store.settle(settlement)
         except (StoreUnavailableError, asyncio.CancelledError):
-            self._recheck(report.task_id)
+            self._recheck(record.task.id)
             raise
         if not isinstance(answer, Settled):
             return stale
@@ -240,7 +236,7 @@ class PullWorkers:
             # ended it, and nothing else is answered by this: an attempt is not begun twice.
             lease = Lease(node_id=report.worker_id, attempt=report.attempt)
             end = Finish(status=TaskStatus.DONE)
-            return Settlement(task_id=report.task_id, lease=lease, step=end, cost=NOTHING_USED)
+            return Settlement(task_id=record.task.id, lease=lease, step=end, cost=NOTHING_USED)
         settlement = self._settlements.make(
             record,
             self._settlements.reported(record, _judged(record, report.outcome)),
