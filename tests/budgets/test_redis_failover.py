@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 
@@ -20,6 +21,7 @@ from budgets.servers import (
     running_network,
     running_replicas,
     running_valkey,
+    wait_until,
 )
 from budgets.support import assert_ledger_is_right, usd
 from budgets.test_redis_server import Load, open_and_close
@@ -70,12 +72,26 @@ async def load_on(url: str, callers: int = 8) -> AsyncIterator[tuple[LedgerTrack
 
 async def insist_on(tracker: LedgerTracker, name: str) -> None:
     """Reserve under a name until it is granted."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            with suppress(LedgerUnavailableError):
-                await tracker.reserve(FLOW, "0.10", reservation_id=name)
-                return
-            await asyncio.sleep(0.02)
+    refusals: Counter[str] = Counter()
+    with failing_with(refusals):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    await tracker.reserve(FLOW, "0.10", reservation_id=name)
+                except LedgerUnavailableError as error:
+                    refusals[str(error)] += 1
+                else:
+                    return
+                await asyncio.sleep(0.02)
+
+
+@contextmanager
+def failing_with(refusals: Counter[str]) -> Iterator[None]:
+    """Where a minute was too short, say what was answered in it."""
+    try:
+        yield
+    except TimeoutError:
+        pytest.fail(f"never granted: {dict(refusals)}")
 
 
 @NEEDS_REDIS
@@ -179,14 +195,18 @@ async def test_a_promoted_replica_that_may_evict_is_refused(replicas: Replicas) 
     async with RedisBudgetTracker(replicas.url) as tracker:
         await tracker.reserve(FLOW, "0.10")
         port = replicas.wait_for_primary()
-        for copy in replicas.copies():
-            if copy != port:
-                ask(copy, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        others = [copy for copy in replicas.copies() if copy != port]
+        set_policy(others, "allkeys-lru")
         replicas.servers[port].kill()
-        now = await asyncio.to_thread(lambda: replicas.wait_for_primary(other_than=port))
         await until_refused(tracker, "allkeys-lru and may evict what was spent")
-        ask(now, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+        # Both, since two elections may follow one another before it is quiet again.
+        set_policy(others, "noeviction")
         await insist_on(tracker, "after")
+
+
+def set_policy(ports: Sequence[int], policy: str) -> None:
+    asked = ("CONFIG", "SET", "maxmemory-policy", policy)
+    wait_until(lambda: all(ask(port, *asked) is not None for port in ports))
 
 
 async def until_refused(tracker: LedgerTracker, problem: str) -> None:
