@@ -32,6 +32,7 @@ from headgate.core.dispatch_state import (
     BudgetParking,
     HoldOf,
     Planned,
+    Settled,
     Waiting,
     ask_again_at,
     charged_by,
@@ -130,14 +131,15 @@ def test_an_attempt_wakes_the_scopes_that_it_was_charged_to(
 ) -> None:
     parking = BudgetParking()
     parking.judge(Task(id="t1"), refused(spent=60, reserved=30, resets_at=resets_at), WAIT)
-    assert parking.wake(Task(scopes=scopes), has_freed=has_freed) == ([SESSION] if is_woken else [])
+    settled = Settled(scopes, has_freed=has_freed)
+    assert parking.wake(settled) == ([SESSION] if is_woken else [])
 
 
 @pytest.mark.parametrize("scopes", [(), ("session:s",), ("project:p", "session:s/workflow:w")])
 def test_every_attempt_was_charged_to_the_root(scopes: tuple[str, ...]) -> None:
     parking = BudgetParking()
     parking.judge(Task(id="t1"), refused("", reserved=100), WAIT)
-    assert parking.wake(Task(scopes=scopes), has_freed=True) == [GatePart("scope", "")]
+    assert parking.wake(Settled(scopes)) == [GatePart("scope", "")]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_tasks_that_ended_leave_nothing_behind() -> None:
         parking.drop(f"t{number}", (f"session:{number}",))
     assert parking.refusals == {}
     every = tuple(f"session:{number}" for number in range(1_000))
-    assert parking.wake(Task(scopes=every), has_freed=True) == []
+    assert parking.wake(Settled(every)) == []
 
 
 def waiting(task_id: str, terms: Terms, *scopes: str) -> Waiting:
@@ -215,7 +217,7 @@ def test_a_closed_scope_is_woken_though_nobody_is_set_aside_for_it() -> None:
     parking.judge(Task(id="t2"), refused(spent=60, reserved=40), WAIT)
     parking.drop("t1", ("session:s",))
     parking.drop("t2", ("session:s",))
-    assert parking.wake(Task(scopes=("session:s",)), has_freed=True) == [SESSION]
+    assert parking.wake(Settled(("session:s",))) == [SESSION]
 
 
 @pytest.mark.parametrize(
@@ -258,9 +260,8 @@ def test_work_of_which_nothing_is_known_waits_for_one_of_its_kind() -> None:
         False,
         False,
     ]
-    elsewhere = msgspec.structs.replace(first, target="other")
-    assert parking.wake(elsewhere, has_freed=True) == []
-    assert parking.wake(first, has_freed=False) == [kind]
+    assert parking.wake(Settled((), ("alpha/other/",))) == []
+    assert parking.wake(Settled((), ("alpha/agent/review",), has_freed=False)) == [kind]
     assert len(parking.leave(kind)) == MAX_SET_ASIDE
     assert parking.refusals == {}
 
@@ -596,7 +597,8 @@ class _BesideLedger:
 
         def tell() -> None:
             if line.hold_of is not None:
-                self.state.end_call(name, self.now, tokens=spent[1], has_freed=True)
+                self.state.end_call(name, self.now, tokens=spent[1])
+                self.state.settled(Settled(line.task.scopes, (held.kind,)))
                 return
             record = taken(self.records[name], line)
             progress = msgspec.structs.replace(

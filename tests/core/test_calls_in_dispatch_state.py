@@ -82,7 +82,7 @@ def planned(state: DispatchState, *, most: int = 100) -> list[str]:
 
 
 def end(state: DispatchState, call_id: str, tokens: int = 100) -> None:
-    state.end_call(call_id, START, tokens=tokens, has_freed=True)
+    state.end_call(call_id, START, tokens=tokens)
 
 
 def test_a_call_takes_no_permit_of_nodes_and_none_of_max_inflight() -> None:
@@ -267,7 +267,6 @@ def test_shares_by_dollars_count_what_calls_cost_and_not_their_tokens() -> None:
             one,
             START,
             tokens=100,
-            has_freed=True,
             micro_usd=30 if project == "dear" else 10,
         )
     assert served["cheap"] == pytest.approx(3 * served["dear"], rel=0.05)
@@ -288,7 +287,7 @@ def test_calls_that_fail_count_by_how_long_they_had_a_permit(is_shared_by_usd: b
         served[project] += 1
         amount = 0 if project == "failing" else used
         spent = {"tokens": amount, "micro_usd": amount}
-        state.end_call(one, START, **spent, has_freed=True, is_done=bool(amount), seconds=0.5)
+        state.end_call(one, START, **spent, is_done=bool(amount), seconds=0.5)
     assert served["failing"] == pytest.approx(2 * served["sound"], abs=2)
 
 
@@ -576,7 +575,7 @@ class _Dispatch:
                 self.planned += state.plan(now, most=number)
             case "end" if calls:
                 tokens, call_id = 40 * number, calls[number % len(calls)]
-                state.end_call(call_id, now, tokens=tokens, micro_usd=number, has_freed=True)
+                state.end_call(call_id, now, tokens=tokens, micro_usd=number)
                 self._plan_calls()
             case "away" if calls:
                 state.withdraw_call(calls[number % len(calls)], now)

@@ -73,7 +73,7 @@ def admitted_after(
             state=lambda: None,
             wake=lambda: None,
             is_ledger_outside=False,
-            settled=lambda: None,
+            settled=lambda _settled: None,
             leads=lambda: True,
             may_grant=lambda: True,
             node_id=lambda: "one",

@@ -66,7 +66,7 @@ def escrow_of(scene: Scene, store: CallStore | None = None) -> Escrow:
         store or CallStore(scene.store),
         now=scene.clock,
         new_name=lambda: f"slice-{next(names)}",
-        settled=lambda: None,
+        settled=lambda _settled: None,
     )
 
 

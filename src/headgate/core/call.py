@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from headgate.core.enums import LenientEnum
+from headgate.core.estimates import Kind
 
 CALL_PREFIX = "call-"
 """How the id of every call begins."""
@@ -87,6 +88,11 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_tokens: int | None = None
     response_id: str = ""
     reservation_id: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The kind of work that it is, for what is learned of its cost."""
+        return Kind(self.project_id, self.upstream_model or self.model).text
 
     @property
     def running_seconds(self) -> float:

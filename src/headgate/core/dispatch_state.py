@@ -1187,6 +1187,14 @@ def _room_needed(hold: Hold, refused: Refused) -> RoomNeeded:
     return hold.room_needed(refused.unit, refused.limit, is_shared=refused.reserved > 0)
 
 
+class Settled(NamedTuple):
+    """What the ledger has settled: in which scopes, of which kinds, and whether that left room."""
+
+    scopes: tuple[str, ...]
+    kinds: Collection[str] = ()
+    has_freed: bool = True
+
+
 class BudgetParking:
     """Tasks that a budget refused: which wait, behind what, and which can never start.
 
@@ -1275,7 +1283,7 @@ class BudgetParking:
         task = waiting.task
         if not self.refusals or not task.is_bound_by_budgets:
             return None
-        for part in self._parts_of(task):
+        for part in self._parts_of(task, hold.waiting_kind if task.is_call else ""):
             others = self._aside.get(part, {})
             if len(others) >= MAX_SET_ASIDE:
                 continue
@@ -1294,11 +1302,11 @@ class BudgetParking:
         self._aside.setdefault(part, {})[aside.task.id] = aside
         self._part_of[aside.task.id] = part
 
-    def _parts_of(self, task: Task) -> Iterator[GatePart]:
+    def _parts_of(self, task: Task, kind: str) -> Iterator[GatePart]:
         for scope in sorted(_reached(task.scopes)):
             yield GatePart("scope", scope)
             for unit in Unit:
-                yield KindPart(task.project_id, task.target or "", unit.value, scope).part
+                yield KindPart(task.project_id, task.target or "", unit.value, scope, kind).part
 
     def unwilling(self, scope: str) -> list[str]:
         """Return the tasks behind a scope that will not wait for it."""
@@ -1341,18 +1349,25 @@ class BudgetParking:
         part = self._part_of.get(task_id)
         return None if part is None else self._aside[part][task_id].refused
 
-    def wake(self, task: Task, *, has_freed: bool) -> list[GatePart]:
-        """Return what an attempt that ended may have made room in.
+    def wake(self, settled: Settled) -> list[GatePart]:
+        """Return in what there may be room now.
 
         A scope without a window is asked again in any case: its tasks wait only for what is in
-        flight, and are refused for good when nothing is. Of a kind one more is known now.
+        flight, and are refused for good when nothing is. Of a kind one more is known now, whatever
+        its action.
         """
         if not self.refusals:
             return []
-        scopes = [GatePart("scope", scope) for scope in sorted(_reached(task.scopes))]
+        scopes = [GatePart("scope", scope) for scope in sorted(_reached(settled.scopes))]
         refusing = [part for part in scopes if part in self.refusals]
+        has_freed = settled.has_freed
         found = [part for part in refusing if has_freed or self.refusals[part].resets_at is None]
-        return found + [part for part in self.refusals if _is_kind_of(part, task)]
+        kinds = {_without_action(kind) for kind in settled.kinds if kind}
+        return found + [
+            part
+            for part, refused in self.refusals.items()
+            if part.kind == "kind" and _without_action(refused.kind) in kinds
+        ]
 
     def _forget_unwilling(self, task_id: str, scopes: Iterable[str]) -> None:
         if not self._unwilling:
@@ -1381,6 +1396,10 @@ def refusal_text(task: Task, refused: Refused) -> str:
 def refusing_part(task: Task, refused: Refused) -> GatePart:
     """Return what stands in the way of a refused task: a scope, or others of its kind."""
     return kind_part(task, refused) if refused.kind else GatePart("scope", refused.scope)
+
+
+def _without_action(kind: str) -> str:
+    return kind.rpartition("/")[0]
 
 
 def _is_kind_of(part: GatePart, task: Task) -> bool:
@@ -1831,9 +1850,10 @@ class DispatchState:
             tokens=tokens,
             micro_usd=micro_usd,
             is_done=record is not None and record.state is CallState.DONE,
-            has_freed=True,
             seconds=0.0 if record is None else record.running_seconds,
         )
+        if record is not None:
+            self.settled(Settled(record.scopes, (record.kind,)))
 
     def withdraw_call(self, call_id: str, now: float) -> None:
         """Forget a call as if it had not come: it went away, or goes elsewhere."""
@@ -1849,7 +1869,6 @@ class DispatchState:
         now: float,
         *,
         tokens: int,
-        has_freed: bool,
         micro_usd: int = 0,
         is_done: bool = True,
         seconds: float = 0.0,
@@ -1857,7 +1876,7 @@ class DispatchState:
         """Free what a call had, and count what it used; one that is not in flight is forgotten.
 
         One that used nothing counts by the `seconds` that it ran. What a call of a task used counts
-        for the task, and comes into the share with its end.
+        for the task, and comes into the share with its end. Its money is `settled` later.
         """
         attempt = self.in_flight.calls.get(call_id)
         if attempt is None:
@@ -1875,8 +1894,6 @@ class DispatchState:
         if tokens > attempt.rate_tokens:
             limits = self.rate_limits_on(task, attempt.slot, attempt.agent_id)
             self.rates.count_more(limits, tokens=tokens - attempt.rate_tokens, now=now)
-        for part in self.parking.wake(task, has_freed=has_freed):
-            self.open(part)
 
     def forget(self, task_id: str, now: float) -> None:
         """Drop a task that the store no longer has."""
@@ -1919,8 +1936,8 @@ class DispatchState:
         has_freed = (record.tokens or 0) < progress.reserved_tokens or (
             (record.micro_usd or 0) < progress.reserved_micro_usd
         )
-        for part in self.parking.wake(task, has_freed=has_freed):
-            self.open(part)
+        kind = kind_of(task, record.terms).text
+        self.settled(Settled(task.scopes, (kind,), has_freed=has_freed))
 
     def _take_back(self, attempt: InFlightAttempt, now: float) -> None:
         """Undo an attempt that never began."""
@@ -2008,6 +2025,11 @@ class DispatchState:
         if part.kind in ("scope", "kind"):
             for task_id in self.parking.leave(part):
                 self._offer(task_id)
+
+    def settled(self, settled: Settled) -> None:
+        """Offer again what waits for money where some was settled."""
+        for part in self.parking.wake(settled):
+            self.open(part)
 
     def ask_budgets_again(self) -> None:
         """Offer again what waits for any budget, because something may have changed there."""

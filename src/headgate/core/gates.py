@@ -139,12 +139,16 @@ _TOKENS, _DOLLARS, _BOTH = (Unit.TOKENS,), (Unit.MICRO_USD,), (Unit.MICRO_USD, U
 
 
 class KindPart(NamedTuple):
-    """What is too little known of: work of a project at a target, in a unit that a scope limits."""
+    """What is too little known of: work of a project at a target, in a unit that a scope limits.
+
+    Calls wait for those of their own `kind`, which goes by the model.
+    """
 
     project_id: str
     target: str
     unit: str
     scope: str
+    kind: str = ""
 
     @property
     def part(self) -> GatePart:
@@ -187,8 +191,9 @@ def _name_of(part: KindPart | GrantPart) -> str:
 
 def kind_part(task: Task, refused: Refused) -> GatePart:
     """Return what closes for a task that is not the first of its kind."""
-    kind = KindPart(task.project_id, task.target or "", refused.unit.value, refused.scope)
-    return kind.part
+    kind = refused.kind if task.is_call else ""
+    unit, scope = refused.unit.value, refused.scope
+    return KindPart(task.project_id, task.target or "", unit, scope, kind).part
 
 
 @lru_cache(maxsize=1_024)

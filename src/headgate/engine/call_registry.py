@@ -32,6 +32,7 @@ from headgate.core.dispatch_state import (
     HoldOf,
     InFlightAttempt,
     Planned,
+    Settled,
     charged_by,
     refusal_text,
 )
@@ -353,7 +354,7 @@ class Calls:
         state: Callable[[], DispatchState | None],
         wake: Callable[[], None],
         is_ledger_outside: bool,
-        settled: Callable[[], None],
+        settled: Callable[[Settled], None],
         leads: Callable[[], bool],
         may_grant: Callable[[], bool],
         node_id: Callable[[], str],
@@ -379,7 +380,9 @@ class Calls:
         self._wake = wake
         self._is_outside = is_ledger_outside
         self._tell_settled = settled
-        self._settlements = 0
+        self._asking: dict[str, list[Settled]] = {}
+        """What was settled while the ledger was asked for the money of a call."""
+
         # Slices are turned in the transaction that writes the calls, so the store has the ledger.
         self.escrow = (
             None
@@ -527,17 +530,20 @@ class Calls:
             await self._confirmed()
             return self._started(call, planned)
         answer: Reservation | Refused | None = call.reservation
-        settlements = self._settlements
-        if answer is None:
-            answer = await self._reserve(call, planned)
+        meanwhile = self._asking[call.id] = []
+        try:
+            if answer is None:
+                answer = await self._reserve(call, planned)
+        finally:
+            del self._asking[call.id]
         if isinstance(answer, Reservation):
             call.reservation = answer
             await self._confirmed()
             return self._started(call, planned)
         self._not_reserved(call, planned, answer)
-        if settlements != self._settlements:
-            # What has been settled since may be room for it, and nobody will say so again.
-            self._tell_settled()
+        for settled in meanwhile:
+            # It may be room for the call, and nobody will say so again.
+            self._tell_settled(settled)
         return None
 
     async def _confirmed(self) -> None:
@@ -545,10 +551,11 @@ class Calls:
         while self._leads() and not self._may_grant():  # noqa: ASYNC110 - a rare moment
             await asyncio.sleep(CONFIRM_SECONDS)
 
-    def _settled(self) -> None:
-        """Tell those who wait for budgets that the ledger has changed."""
-        self._settlements += 1
-        self._tell_settled()
+    def _settled(self, settled: Settled) -> None:
+        """Tell those who wait for budgets what the ledger has settled."""
+        for meanwhile in self._asking.values():
+            meanwhile.append(settled)
+        self._tell_settled(settled)
 
     def _draw(self, call: LiveCall, planned: Planned) -> Draw | None:
         """Have a call draw on a slice of its budgets, if there is enough in it."""
@@ -772,7 +779,7 @@ class Calls:
             )
             self._keep(record)
             ended = EndedCall(record=record, is_noted=self._is_shared)
-            self._in_background(self._finish(ended))
+            self._in_background(self._finish(ended, has_freed=False))
             for listener in self._listeners:
                 listener(record)
 
@@ -794,7 +801,7 @@ class Calls:
         if call.record.started_at is None or end.state is CallState.REFUSED:
             self._withdraw(call)
         else:
-            self._free(call, end, has_freed=has_freed)
+            self._free(call, end)
         self._keep(call.record)
         ended = EndedCall(
             record=call.record,
@@ -812,7 +819,7 @@ class Calls:
         else:
             if not charged:
                 self._give_back(call)
-            self._in_background(self._finish(ended))
+            self._in_background(self._finish(ended, has_freed=has_freed))
         for listener in self._listeners:
             listener(call.record)
         return call.record
@@ -856,7 +863,7 @@ class Calls:
                 return
         if await self._store.correct(changed, None if self._is_outside else request):
             self._keep(changed)
-            self._settled()
+            self._settled(Settled(changed.scopes, (changed.kind,)))
 
     def _settlement(self, call: LiveCall, end: CallEnd) -> SettleRequest:
         return SettleRequest(
@@ -923,7 +930,7 @@ class Calls:
         if not call.turn.done():
             call.turn.cancel()
 
-    def _free(self, call: LiveCall, end: CallEnd, *, has_freed: bool) -> None:
+    def _free(self, call: LiveCall, end: CallEnd) -> None:
         """Have the dispatch state free the permits of a call that has ended, and count it."""
         state = self._state()
         if state is None:
@@ -934,7 +941,6 @@ class Calls:
             tokens=end.tokens or 0,
             micro_usd=end.micro_usd or 0,
             is_done=end.state is CallState.DONE,
-            has_freed=has_freed,
             seconds=call.record.running_seconds,
         )
         if state.waiting_calls:
@@ -956,14 +962,15 @@ class Calls:
         if task_draw is not None:
             self.tasks.give_back(task_draw)
         name, call.reserved_name = call.reserved_name, ""
+        settled = Settled(call.record.scopes, (call.record.kind,))
         if name:
-            self._in_background(self._release(name))
+            self._in_background(self._release(name, settled))
         elif task_draw is not None:
-            self._settled()
+            self._settled(settled)
 
-    async def _release(self, name: str) -> None:
+    async def _release(self, name: str, settled: Settled) -> None:
         await self._settle(SettleRequest(reservation_id=name, call=Call.RELEASE))
-        self._settled()
+        self._settled(settled)
 
     # What the store and the ledger are told, in the background.
 
@@ -972,7 +979,7 @@ class Calls:
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
-    async def _finish(self, ended: EndedCall) -> None:
+    async def _finish(self, ended: EndedCall, *, has_freed: bool) -> None:
         if self._is_outside and ended.settle is not None:
             await self._settle(ended.settle)
             ended = msgspec.structs.replace(ended, settle=None)
@@ -988,7 +995,7 @@ class Calls:
                 break
         if ended.of_task is not None:
             self.tasks.written(ended.record.task_id or "", ended.record.id)
-        self._settled()
+        self._settled(Settled(ended.record.scopes, (ended.record.kind,), has_freed))
 
     async def _settle(self, request: SettleRequest) -> None:
         while True:

@@ -26,6 +26,7 @@ from headgate.core.dispatch_state import (
     DispatchState,
     InFlightAttempt,
     LaneStats,
+    Settled,
     Waiting,
 )
 from headgate.core.estimates import Hold
@@ -173,7 +174,7 @@ class Engine:
         self.store, self.settings, self.executors = store, settings, executors
         self.ledger = ledger = None if ledger is None else WatchedLedger(ledger)
         self._outbox = (
-            None if ledger is None else SettlementOutbox(store, ledger, settled=self.ask_budgets)
+            None if ledger is None else SettlementOutbox(store, ledger, settled=self._settled)
         )
         self._ids = TaskIds()
         self.feed = EventFeed(store.now)
@@ -255,7 +256,7 @@ class Engine:
             state=lambda: self.dispatcher.dispatch_state,
             wake=self._wake_dispatcher,
             is_ledger_outside=self.ledger is not None,
-            settled=self.ask_budgets,
+            settled=self._settled,
             leads=lambda: self.dispatcher.is_leading,
             may_grant=lambda: self.dispatcher.may_grant,
             node_id=lambda: self.node.node_id,
@@ -704,6 +705,13 @@ class Engine:
 
     def _call_worker(self, worker_id: str) -> None:
         self.workers.call(worker_id)
+
+    def _settled(self, settled: Settled) -> None:
+        """Ask again for what waits for budgets in which something was settled."""
+        dispatch_state = self.dispatcher.dispatch_state
+        if dispatch_state is not None and dispatch_state.parking.refusals:
+            dispatch_state.settled(settled)
+            self.dispatcher.observe(())
 
     def ask_budgets(self) -> None:
         """Ask again for what waits for budgets: the ledger has changed."""

@@ -22,6 +22,7 @@ import structlog
 
 from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.scopes import Scope
+from headgate.core.dispatch_state import Settled
 from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.call_rows import CallStore, EndedCall, SliceAnswer, SliceTurn
 
@@ -130,7 +131,7 @@ class Escrow:
         *,
         now: Callable[[], float],
         new_name: NewName,
-        settled: Callable[[], None],
+        settled: Callable[[Settled], None],
     ) -> None:
         self._store = store
         self._now = now
@@ -336,9 +337,11 @@ class Escrow:
             found.turned_at = self._now()
             found.is_turning = False
             found.turned.set()
-        if ended or not found.held.covers(before):
-            # What was not spent, or headroom that nobody used, may be room for others.
-            self._settled()
+        # What was not spent, or headroom that nobody used, may be room for others.
+        has_freed = not found.held.plus(spent).covers(before)
+        if ended or has_freed:
+            kinds = {one.record.kind for one in ended}
+            self._settled(Settled(found.scopes, kinds, has_freed))
 
     async def _answer(self, found: Slice, turn: SliceTurn) -> SliceAnswer:
         while True:

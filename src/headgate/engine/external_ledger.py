@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.ledger import (
     MAX_ACCOUNTS,
     Account,
@@ -31,7 +32,7 @@ from headgate.core.budgets.ledger import (
 )
 from headgate.core.budgets.reservations import LIVE, Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
-from headgate.core.dispatch_state import Planned
+from headgate.core.dispatch_state import Planned, Settled
 from headgate.errors import (
     CallerError,
     IllegalSettlementError,
@@ -53,8 +54,10 @@ MOST_SUMMED = 1_000_000
 class SettlementOutbox:
     """Carries settlements from the store to the ledger."""
 
-    def __init__(self, store: TaskStore, ledger: Ledger, *, settled: Callable[[], None]) -> None:
-        """Call `settled` when the ledger has settled something: it may have room now, or never."""
+    def __init__(
+        self, store: TaskStore, ledger: Ledger, *, settled: Callable[[Settled], None]
+    ) -> None:
+        """Call `settled` with what the ledger has settled: it may have room now, or never."""
         self._store = store
         self._ledger = ledger
         self._settled = settled
@@ -124,25 +127,32 @@ class SettlementOutbox:
             return 0
         answered = await asyncio.gather(*(self._settle(request) for request in requests))
         pairs = zip(requests, answered, strict=True)
-        told = [request.reservation_id for request, is_told in pairs if is_told]
+        told = [request.reservation_id for request, answer in pairs if answer is not None]
         if told:
             await self._store.sent(told)
-            self._settled()
+            for one in answered:
+                if one is not None:
+                    self._settled(one)
         if len(told) < len(requests):
             raise LedgerUnavailableError(self._problem)
         return len(told)
 
-    async def _settle(self, request: SettleRequest) -> bool:
+    async def _settle(self, request: SettleRequest) -> Settled | None:
+        """Return what has been settled; None if the ledger could not be told."""
         try:
-            await self._ledger.settle(request)
+            found = await self._ledger.settle(request)
         except CallerError as error:
             # The lease ended first and the ledger has decided; saying it again changes nothing.
             log.warning("the ledger refused a settlement", problem=str(error))
+            return Settled(())
         except StoreError as error:
             # The others are told all the same: one that cannot be must not stand before them.
             self._problem = str(error)
-            return False
-        return True
+            return None
+        has_freed = not Amounts(found.actual_micro_usd or 0, found.actual_tokens or 0).covers(
+            Amounts(found.micro_usd, found.tokens)
+        )
+        return Settled(found.scopes, (found.kind,), has_freed)
 
 
 # Whether the ledger answers, as those who use it see it.
