@@ -16,6 +16,7 @@ from executors.endpoint import reply_json, running_endpoint
 from headgate.api.app import App
 from headgate.app import Service, build_app, build_service
 from headgate.config import load_settings
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.call import CallRecord, CallState
@@ -72,7 +73,7 @@ class Gateway:
             "micro_usd": 1_234_567,
         }
         record = self.record(**{**ours, **fields})
-        await self.store.finish([EndedCall(record=record, share_tokens=70)])
+        await self.store.finish([EndedCall(record=record, share=Amounts(tokens=70))])
         return record
 
     def entered(self, tokens: Estimate = NOTHING, **fields: Any) -> LiveCall:

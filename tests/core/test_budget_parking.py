@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from core.dispatch_model import START, ended, queued, state_of, taken
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.ledger import (
     LedgerState,
     Limit,
@@ -597,7 +598,8 @@ class _BesideLedger:
 
         def tell() -> None:
             if line.hold_of is not None:
-                self.state.end_call(name, self.now, tokens=spent[1])
+                share = Amounts(spent[0], spent[1])
+                self.state.end_call(name, self.now, tokens=spent[1], share=share)
                 self.state.settled(Settled(line.task.scopes, (held.kind,)))
                 return
             record = taken(self.records[name], line)

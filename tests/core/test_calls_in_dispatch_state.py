@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from core import dispatch_model
 from core.dispatch_model import START, Purse, state_of
 from core.test_dispatch_state import refusal
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import DispatchState, InFlightAttempt, Planned
 from headgate.core.estimates import NOTHING, Hold
 from headgate.core.estimates import given as given_amount
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.lane_index import NEVER_SERVED
+from headgate.core.lifecycle import share_of_try
 from headgate.core.rate_limits import RateLimit
 from headgate.core.reasons import AgentFull, ProjectConcurrencyReached, UpstreamFull
 from headgate.core.snapshot import Agent, LanePolicy, Project, ProjectStatus
@@ -82,7 +84,7 @@ def planned(state: DispatchState, *, most: int = 100) -> list[str]:
 
 
 def end(state: DispatchState, call_id: str, tokens: int = 100) -> None:
-    state.end_call(call_id, START, tokens=tokens)
+    state.end_call(call_id, START, tokens=tokens, share=Amounts(tokens, tokens))
 
 
 def test_a_call_takes_no_permit_of_nodes_and_none_of_max_inflight() -> None:
@@ -263,12 +265,8 @@ def test_shares_by_dollars_count_what_calls_cost_and_not_their_tokens() -> None:
         (one,) = planned(state)
         project = one.partition("-")[0]
         served[project] += 1
-        state.end_call(
-            one,
-            START,
-            tokens=100,
-            micro_usd=30 if project == "dear" else 10,
-        )
+        share = Amounts(30 if project == "dear" else 10, 100)
+        state.end_call(one, START, tokens=100, share=share)
     assert served["cheap"] == pytest.approx(3 * served["dear"], rel=0.05)
 
 
@@ -280,14 +278,13 @@ def test_calls_that_fail_count_by_how_long_they_had_a_permit(is_shared_by_usd: b
         for project in ("sound", "failing"):
             state.observe_call(call(f"{project}-{number:03}", project=project), free, START)
     served = {"sound": 0, "failing": 0}
-    used = state.settings.default_tokens if is_shared_by_usd else 100
     for _ in range(300):
         (one,) = planned(state)
         project = one.partition("-")[0]
         served[project] += 1
-        amount = 0 if project == "failing" else used
-        spent = {"tokens": amount, "micro_usd": amount}
-        state.end_call(one, START, **spent, is_done=bool(amount), seconds=0.5)
+        used = Amounts() if project == "failing" else Amounts(100, 100)
+        share = share_of_try(used, Amounts(100, 100), 0.5)
+        state.end_call(one, START, tokens=used.tokens, share=share, is_done=any(used))
     assert served["failing"] == pytest.approx(2 * served["sound"], abs=2)
 
 
@@ -575,7 +572,7 @@ class _Dispatch:
                 self.planned += state.plan(now, most=number)
             case "end" if calls:
                 tokens, call_id = 40 * number, calls[number % len(calls)]
-                state.end_call(call_id, now, tokens=tokens, micro_usd=number)
+                state.end_call(call_id, now, tokens=tokens, share=Amounts(number, tokens))
                 self._plan_calls()
             case "away" if calls:
                 state.withdraw_call(calls[number % len(calls)], now)

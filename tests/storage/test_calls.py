@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.ledger import Limit, ReserveRequest, SettleRequest
 from headgate.core.budgets.reservations import Call, Reservation
 from headgate.core.budgets.scopes import ROOT, Scope
@@ -85,7 +86,9 @@ def commit(reservation_id: str, *, tokens: int = 70, micro_usd: int = 7) -> Sett
 
 
 def end_of(record: CallRecord, settle: SettleRequest | None = None) -> EndedCall:
-    return EndedCall(record=record, settle=settle, share_tokens=record.tokens or 0)
+    return EndedCall(
+        record=record, settle=settle, share=Amounts(record.micro_usd or 0, record.tokens or 0)
+    )
 
 
 async def finish(store: CallStore, *records: CallRecord) -> None:
@@ -151,7 +154,7 @@ async def test_an_end_settles_the_money_and_counts_the_usage(place: Place) -> No
         await hold(scene, "r1")
         record = ended(scene)
         (answer,) = await CallStore(scene.store).finish(
-            [EndedCall(record=record, settle=commit("r1"), share_tokens=80)]
+            [EndedCall(record=record, settle=commit("r1"), share=Amounts(7, 80))]
         )
         assert isinstance(answer, Reservation)
         accounts = await StoreLedger(scene.store).accounts(ROOT)
@@ -173,7 +176,7 @@ async def test_the_same_end_again_changes_nothing(place: Place) -> None:
     async with place.scene() as scene:
         store = CallStore(scene.store)
         await hold(scene, "r1")
-        end = EndedCall(record=ended(scene), settle=commit("r1"), share_tokens=70)
+        end = EndedCall(record=ended(scene), settle=commit("r1"), share=Amounts(7, 70))
         answers = [
             *await store.finish([end, end]),
             *await store.finish([end]),
@@ -219,10 +222,18 @@ async def test_a_call_of_a_task_writes_its_row_alone(place: Place) -> None:
     async with place.scene() as scene:
         store = CallStore(scene.store)
         record = ended(scene, task_id="t1")
-        assert await store.finish([EndedCall(record=record, share_tokens=70)]) == [None]
+        assert await store.finish([EndedCall(record=record, share=Amounts(7, 70))]) == [None]
         assert await listed(store, task_id="t1") == [record.id]
         assert await sums(scene, "project") == {}
         assert await scene.store.ask(shares) == {}
+
+
+async def test_what_a_call_has_tried_counts_though_it_is_refused_in_the_end(place: Place) -> None:
+    async with place.scene() as scene:
+        refused = ended(scene, state=CallState.REFUSED, tokens=None, micro_usd=None)
+        end = EndedCall(record=refused, share=Amounts(3, 30))
+        await CallStore(scene.store).finish([end])
+        assert await scene.store.ask(shares) == {"search": (30, 3, 0, 0)}
 
 
 async def test_a_call_that_never_started_has_used_nothing(place: Place) -> None:

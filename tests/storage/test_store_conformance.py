@@ -9,7 +9,14 @@ import msgspec
 import pytest
 
 from headgate.core.admission import QueueLimits
-from headgate.core.lifecycle import NOTHING_USED, UNKNOWN_USAGE, Finish, TryAgain, Usage
+from headgate.core.lifecycle import (
+    MOST_UNPRICED_MICRO_USD,
+    NOTHING_USED,
+    UNKNOWN_USAGE,
+    Finish,
+    TryAgain,
+    Usage,
+)
 from headgate.core.task import NO_JSON, Submission, TaskStatus
 from headgate.errors import IllegalTransitionError, UnfitValueError
 from headgate.storage.schema import COUNT_PROJECTS
@@ -469,15 +476,23 @@ async def test_a_store_that_was_closed_has_everything_when_it_opens(place: Place
 
 
 @pytest.mark.parametrize(
-    ("cost", "share"),
+    ("cost", "tokens", "micro_usd"),
     # A success that used no tokens has had a permit all the same: it counts what it was charged.
-    [(COST, COST.tokens), (NOTHING_USED, 100), (Usage(tokens=500, micro_usd=0), 500)],
+    # So does one that cost no dollars, where these are counted.
+    [
+        (COST, COST.tokens, COST.micro_usd),
+        (NOTHING_USED, 100, 100),
+        (Usage(tokens=500, micro_usd=0), 500, 500),
+        (Usage(tokens=5_000, micro_usd=0), 5_000, MOST_UNPRICED_MICRO_USD),
+    ],
 )
-async def test_usage_is_booked_by_project_and_hour(place: Place, cost: Usage, share: int) -> None:
+async def test_usage_is_booked_by_project_and_hour(
+    place: Place, cost: Usage, tokens: int, micro_usd: int
+) -> None:
     async with place.scene() as scene:
         await scene.run("t1")
         await scene.settle("t1", cost=cost)
         (row,) = (await scene.store.backlog(scene.epoch)).usage
         assert (row.project_id, row.hour % 3_600) == ("search", 0)
-        assert (row.tokens, row.micro_usd) == (share, cost.micro_usd)
+        assert (row.tokens, row.micro_usd) == (tokens, micro_usd)
         assert (row.started, row.completed) == (1, 1)

@@ -56,7 +56,10 @@ async def finish(scene: Scene, *records: CallRecord, attempt: int = 1) -> None:
     """Write the ends of calls that drew on their task alone."""
     part = TaskPart(attempt)
     await CallStore(scene.store).finish(
-        [EndedCall(record=one, of_task=part, share_tokens=one.tokens or 0) for one in records]
+        [
+            EndedCall(record=one, of_task=part, share=Amounts(one.micro_usd or 0, one.tokens or 0))
+            for one in records
+        ]
     )
 
 

@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from headgate.core.budgets.escrow import NO_AMOUNTS, Amounts
 from headgate.core.budgets.ledger import (
     Limit,
     Refused,
@@ -61,7 +62,7 @@ from headgate.core.gates import (
     read_kind_part,
 )
 from headgate.core.lane_index import Lane, LaneIndex, LaneKind, ProjectLanes, lane_kind, waited
-from headgate.core.lifecycle import share_of_unused
+from headgate.core.lifecycle import share_in_usd, share_of_try
 from headgate.core.load import MICRO, AdaptiveAlpha, load_score
 from headgate.core.money import MicroUsd, Tokens, amount_of
 from headgate.core.rate_limits import NoRoom, RateCharge, RateLimit, RateTable
@@ -262,6 +263,12 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     choice: Choice | None = None
     key_rule: str = ""
     hold_of: HoldOf | None = None
+
+    @property
+    def share(self) -> Amounts:
+        """What it counts in the share of its project while it runs, in both units of shares."""
+        micro_usd = share_in_usd(self.share_tokens, self.hold.micro_usd.amount)
+        return Amounts(micro_usd, self.share_tokens)
 
     @property
     def used_slot(self) -> str | None:
@@ -1682,7 +1689,7 @@ class DispatchState:
         self.estimates = Estimates(learned)
         window_hours = self.settings.usage_window_hours
         if self.settings.is_shared_by_usd:
-            usage = [self._in_usd(row) for row in usage]
+            usage = [msgspec.structs.replace(row, tokens=row.micro_usd) for row in usage]
         self.usage = ProjectUsage(window_hours=window_hours, rows=usage)
         self.rates.load(rate_counts)
         self.tick = tick
@@ -1690,11 +1697,6 @@ class DispatchState:
         for closure in closures:
             self.close(closure, now)
         self.load_more(records, now)
-
-    def _in_usd(self, row: UsageRow) -> UsageRow:
-        """Return what a project used in an hour, in micro-dollars, or a floor where none are."""
-        least = row.started * self.settings.default_tokens
-        return msgspec.structs.replace(row, tokens=row.micro_usd or least)
 
     def load_more(self, records: Iterable[TaskRecord], now: float) -> None:
         """Go on loading, where all of it at once would take too long; before any `observe`."""
@@ -1841,27 +1843,28 @@ class DispatchState:
 
     def end_call_elsewhere(self, call_id: str, record: CallRecord | None, now: float) -> None:
         """Free what a call had that ran at another node; without a record its node is gone."""
-        tokens = micro_usd = 0
-        if record is not None:
-            tokens, micro_usd = record.tokens or 0, record.micro_usd or 0
-        self.end_call(
-            call_id,
-            now,
-            tokens=tokens,
-            micro_usd=micro_usd,
-            is_done=record is not None and record.state is CallState.DONE,
-            seconds=0.0 if record is None else record.running_seconds,
-        )
-        if record is not None:
-            self.settled(Settled(record.scopes, (record.kind,)))
+        attempt = self.in_flight.calls.get(call_id)
+        if record is None or attempt is None:
+            self.end_call(call_id, now, tokens=0, share=NO_AMOUNTS, is_done=False)
+            return
+        used = Amounts(record.micro_usd or 0, record.tokens or 0)
+        charged = Amounts(attempt.tokens, attempt.tokens)
+        share = share_of_try(used, charged, record.running_seconds)
+        is_done = record.state is CallState.DONE
+        self.end_call(call_id, now, tokens=used.tokens, share=share, is_done=is_done)
+        self.settled(Settled(record.scopes, (record.kind,)))
 
-    def withdraw_call(self, call_id: str, now: float) -> None:
-        """Forget a call as if it had not come: it went away, or goes elsewhere."""
+    def withdraw_call(self, call_id: str, now: float, share: Amounts = NO_AMOUNTS) -> None:
+        """Forget a call as if it had not come: it went away, or goes elsewhere.
+
+        What it has tried counts in the share of its project all the same.
+        """
         attempt = self.in_flight.calls.get(call_id)
         if attempt is None:
             self._unqueue(call_id)
         else:
             self._take_back(attempt, now)
+            self.usage.add(attempt.task.project_id, now, tokens=self._of_share(share))
 
     def end_call(
         self,
@@ -1869,14 +1872,13 @@ class DispatchState:
         now: float,
         *,
         tokens: int,
-        micro_usd: int = 0,
+        share: Amounts,
         is_done: bool = True,
-        seconds: float = 0.0,
     ) -> None:
         """Free what a call had, and count what it used; one that is not in flight is forgotten.
 
-        One that used nothing counts by the `seconds` that it ran. What a call of a task used counts
-        for the task, and comes into the share with its end. Its money is `settled` later.
+        What a call of a task counts in the `share` of its project comes into that with the end of
+        the task. Its money is `settled` later.
         """
         attempt = self.in_flight.calls.get(call_id)
         if attempt is None:
@@ -1885,12 +1887,11 @@ class DispatchState:
         self._free_capacity(attempt, now)
         self.tick += 1
         task = attempt.task
-        share = micro_usd if self.settings.is_shared_by_usd else tokens
+        counted = self._of_share(share)
         if task.parent_id is None:
-            share = share or share_of_unused(attempt.tokens, seconds)
-            self.usage.add(task.project_id, now, tokens=share, completed=int(is_done))
+            self.usage.add(task.project_id, now, tokens=counted, completed=int(is_done))
         else:
-            self.in_flight.add_tokens(task.parent_id, share)
+            self.in_flight.add_tokens(task.parent_id, counted)
         if tokens > attempt.rate_tokens:
             limits = self.rate_limits_on(task, attempt.slot, attempt.agent_id)
             self.rates.count_more(limits, tokens=tokens - attempt.rate_tokens, now=now)
@@ -2282,15 +2283,17 @@ class DispatchState:
 
     def _in_share(self, tokens: int, micro_usd: int) -> int:
         """Return what work counts in the share of its project, in the unit of the shares."""
-        if not self.settings.is_shared_by_usd:
-            return tokens
-        return micro_usd or self.settings.default_tokens
+        return share_in_usd(tokens, micro_usd) if self.settings.is_shared_by_usd else tokens
+
+    def _of_share(self, share: Amounts) -> int:
+        return share.micro_usd if self.settings.is_shared_by_usd else share.tokens
 
     def _share_of(self, task: Task) -> int:
         """Return what an attempt at a waiting task counts in the share of its project."""
+        tokens = self._share_tokens(task)
         if not self.settings.is_shared_by_usd:
-            return self._share_tokens(task)
-        return self._in_share(0, self._hold(self.waiting[task.id]).micro_usd.amount)
+            return tokens
+        return share_in_usd(tokens, self._hold(self.waiting[task.id]).micro_usd.amount)
 
     def _share_tokens(self, task: Task) -> int:
         """Return what an attempt at a waiting task counts in the share of its project."""

@@ -15,6 +15,7 @@ from datetime import datetime
 
 import msgspec
 
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.gates import GateClosure
 from headgate.core.money import MAX_RESERVATION_MICRO_USD, MAX_RESERVATION_TOKENS
 from headgate.core.retries import Backoff, RateLimitPolicy, doubled_seconds, rate_limit_wait_seconds
@@ -348,6 +349,26 @@ def share_of_unused(charged: int, seconds: float) -> int:
     Nothing is free, or a project whose work fails at once would take every grant.
     """
     return math.ceil(charged * min(1.0, max(0.0, seconds) / FULL_CHARGE_SECONDS))
+
+
+MOST_UNPRICED_MICRO_USD = 1_000
+"""So much at most counts in shares by dollars what has no price, or costs nothing."""
+
+
+def share_in_usd(tokens: int, micro_usd: int) -> int:
+    """Return what work counts in shares by dollars; where it has no cost, its tokens stand in."""
+    return micro_usd or min(tokens, MOST_UNPRICED_MICRO_USD)
+
+
+def share_of_try(used: Amounts, charged: Amounts, seconds: float) -> Amounts:
+    """Return what a try of a call counts in the share, in both units of it, once it is over.
+
+    One that used nothing counts by the `seconds` that it had its permit.
+    """
+    return Amounts(
+        used.micro_usd or share_of_unused(charged.micro_usd, seconds),
+        used.tokens or share_of_unused(charged.tokens, seconds),
+    )
 
 
 def _known(used: int | None, *, most: int) -> int | None:

@@ -38,7 +38,7 @@ from headgate.core.dispatch_state import (
 )
 from headgate.core.estimates import Basis, Hold
 from headgate.core.gates import GateClosure, GatePart
-from headgate.core.lifecycle import share_of_unused
+from headgate.core.lifecycle import share_of_try
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.rate_limits import RateCharge
 from headgate.core.reasons import ClientAway
@@ -292,6 +292,7 @@ class LiveCall:
         "route",
         "task",
         "task_draw",
+        "tried",
         "turn",
     )
 
@@ -313,6 +314,9 @@ class LiveCall:
         self.task_draw: TaskDraw | None = None
         self.reserved_name = ""
         self.rate_charges: tuple[RateCharge, ...] = ()
+        self.tried = NO_AMOUNTS
+        """What its tries count in the share of its project that failed, and were not the last."""
+
         self.is_over = False
         self.is_noted = False
 
@@ -330,6 +334,17 @@ class LiveCall:
     def has_money(self) -> bool:
         """Whether it starts with its next turn, without asking a budget: it may hold nothing."""
         return not (self.draw is None and self.task_draw is None and self.reservation is None)
+
+    def share_of_try(self, used: Amounts, now: float) -> Amounts:
+        """Return what the try that runs counts in the share of its project, if it ends now.
+
+        What a call of a task uses counts for the task alone.
+        """
+        started_at, planned = self.record.started_at, self.planned
+        if self.record.state is not CallState.RUNNING or started_at is None or planned is None:
+            return NO_AMOUNTS
+        charged = planned.share if self.task.parent_id is None else NO_AMOUNTS
+        return share_of_try(used, charged, now - started_at)
 
     def change(self, **changes: object) -> None:
         """Note what has become of the call."""
@@ -788,10 +803,11 @@ class Calls:
         if call.is_over:
             return call.record
         charged = end.micro_usd is not None or end.tokens is not None
-        call.change(ended_at=self._now(), **msgspec.structs.asdict(end))
+        now = self._now()
+        share = call.share_of_try(Amounts(end.micro_usd or 0, end.tokens or 0), now)
+        call.change(ended_at=now, **msgspec.structs.asdict(end))
         held = call.held
         has_freed = (end.tokens or 0) < held.tokens or (end.micro_usd or 0) < held.micro_usd
-        charge = 0 if call.planned is None else call.planned.share_tokens
         settle, of_task, over = None, None, NO_AMOUNTS
         if charged and call.task_draw is not None:
             settle, of_task, over = self._settlement_of_task(call, call.task_draw, end)
@@ -799,14 +815,15 @@ class Calls:
             settle = self._settlement(call, end)
         self._leave(call)
         if call.record.started_at is None or end.state is CallState.REFUSED:
+            share = NO_AMOUNTS
             self._withdraw(call)
         else:
-            self._free(call, end)
+            self._free(call, end, share)
         self._keep(call.record)
         ended = EndedCall(
             record=call.record,
             settle=settle,
-            share_tokens=end.tokens or share_of_unused(charge, call.record.running_seconds),
+            share=call.tried.plus(share),
             rate_charges=call.rate_charges,
             of_task=of_task,
             over=over,
@@ -930,7 +947,7 @@ class Calls:
         if not call.turn.done():
             call.turn.cancel()
 
-    def _free(self, call: LiveCall, end: CallEnd) -> None:
+    def _free(self, call: LiveCall, end: CallEnd, share: Amounts) -> None:
         """Have the dispatch state free the permits of a call that has ended, and count it."""
         state = self._state()
         if state is None:
@@ -939,18 +956,19 @@ class Calls:
             call.id,
             self._now(),
             tokens=end.tokens or 0,
-            micro_usd=end.micro_usd or 0,
+            share=share,
             is_done=end.state is CallState.DONE,
-            seconds=call.record.running_seconds,
         )
         if state.waiting_calls:
             self.plan(state)
 
     def _withdraw(self, call: LiveCall) -> None:
         """Have the dispatch state forget a call as if it had not come; it may come again."""
-        state = self._state()
+        state, now = self._state(), self._now()
+        share = call.share_of_try(NO_AMOUNTS, now)
+        call.tried = call.tried.plus(share)
         if state is not None:
-            state.withdraw_call(call.id, self._now())
+            state.withdraw_call(call.id, now, share)
             self.plan(state)
 
     def _give_back(self, call: LiveCall) -> None:

@@ -156,7 +156,7 @@ SettleAnswer = Reservation | CallerError | None
 
 
 class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a call: its record, what settles its reservation, and what its share is charged.
+    """The end of a call: its record, what settles its reservation, and what counts in the share.
 
     Without `settle` nothing was held, or the ledger is outside the store. `rate_charges` are what
     it counted in rate limits, and what others counted before that is not kept yet. `of_task` is set
@@ -167,7 +167,7 @@ class EndedCall(msgspec.Struct, frozen=True, kw_only=True):
 
     record: CallRecord
     settle: SettleRequest | None = None
-    share_tokens: int = 0
+    share: Amounts = Amounts()
     rate_charges: tuple[RateCharge, ...] = ()
     of_task: task_calls.TaskPart | None = None
     is_late: bool = False
@@ -446,7 +446,10 @@ def end_lost(transaction: Transaction, now: float, *, query: LostQuery) -> list[
         return []
     known = {row[0] for row in transaction.read(_KNOWN, list(texts))}
     lost = [_as_lost(_records.decode(one), now) for name, one in texts.items() if name not in known]
-    finish(transaction, now, [EndedCall(record=one, share_tokens=one.tokens or 0) for one in lost])
+    ended = [
+        EndedCall(record=one, share=Amounts(one.micro_usd or 0, one.tokens or 0)) for one in lost
+    ]
+    finish(transaction, now, ended)
     transaction.run(_FORGET_RUNNING, list(texts))
     return lost
 
@@ -566,8 +569,12 @@ def is_usage(record: CallRecord) -> bool:
 def _add(counters: Counters, ended: EndedCall) -> Row:
     """Count what a call has used, and return its row."""
     record = ended.record
-    if is_usage(record) and (record.task_id is None or ended.is_late):
-        _count(counters, record, ended.share_tokens)
+    if record.task_id is None or ended.is_late:
+        if any(ended.share):
+            micro_usd, tokens = ended.share
+            counters.spend(record.project_id, tokens=tokens, micro_usd=micro_usd)
+        if is_usage(record):
+            _count(counters, record)
     if ended.rate_charges:
         counters.charge(ended.rate_charges)
     text = _encoder.encode(record).decode()
@@ -586,7 +593,7 @@ def _add(counters: Counters, ended: EndedCall) -> Row:
     )
 
 
-def _count(counters: Counters, record: CallRecord, share_tokens: int) -> None:
+def _count(counters: Counters, record: CallRecord) -> None:
     tokens, micro_usd = record.tokens or 0, record.micro_usd or 0
     assumed_tokens, assumed_micro_usd = record.assumed_tokens, record.assumed_micro_usd
     reported, reported_micro_usd = tokens - assumed_tokens, micro_usd - assumed_micro_usd
@@ -595,8 +602,6 @@ def _count(counters: Counters, record: CallRecord, share_tokens: int) -> None:
         counters.start(record.project_id)
         if record.state is CallState.DONE:
             counters.complete(record.project_id)
-    if share_tokens or micro_usd:
-        counters.spend(record.project_id, tokens=share_tokens, micro_usd=micro_usd)
     counters.use(
         (record.project_id, record.agent_id, _model(record)),
         is_over=False,

@@ -26,6 +26,7 @@ from headgate.core.lifecycle import (
     TryAgain,
     Usage,
     next_step,
+    share_in_usd,
     share_of,
     timed_out,
 )
@@ -131,8 +132,9 @@ def free_permit(
         share_tokens = max(share_tokens, calls.used.total.minus(calls.used.assumed).tokens)
     work.counters.fly(row.agent_id, row.project_id, -1)
     work.counters.count(TICK)
-    if share_tokens or micro_usd:
-        work.counters.spend(row.project_id, tokens=share_tokens, micro_usd=micro_usd)
+    share_micro_usd = share_in_usd(share_tokens, micro_usd)
+    if share_tokens or share_micro_usd:
+        work.counters.spend(row.project_id, tokens=share_tokens, micro_usd=share_micro_usd)
     work.settle_money(
         old.reservation_id, tokens=charged.tokens, micro_usd=charged.micro_usd, tenant=tenant
     )

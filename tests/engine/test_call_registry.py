@@ -1,16 +1,19 @@
-"""When calls that a budget refused ask again: once the budget has changed, and not before."""
+"""Calls beside a ledger and a store: when they ask for money again, and what their tries count."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from core.dispatch_model import state_of
 from headgate.budgets.local import LocalLedger
+from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.budgets.scopes import Scope
@@ -19,6 +22,7 @@ from headgate.core.dispatch_state import DispatchState, Settled
 from headgate.core.estimates import NOTHING, Estimate, Hold, Kind
 from headgate.core.estimates import PROBE as UNKNOWN
 from headgate.core.estimates import given as given_amount
+from headgate.core.fair_share import UsageRow
 from headgate.core.money import MicroUsd
 from headgate.core.snapshot import Project
 from headgate.engine.call_registry import CallDraft, CallEnd, Calls, LiveCall, Route
@@ -48,8 +52,10 @@ class _Store(CallStore):
 
     def __init__(self, ledger: _Ledger) -> None:
         self._ledger = ledger
+        self.told: list[EndedCall] = []
 
     async def finish(self, ended: Sequence[EndedCall]) -> list[SettleAnswer]:
+        self.told += ended
         settle = [one.settle for one in ended]
         return [None if one is None else await self._ledger.settle(one) for one in settle]
 
@@ -57,14 +63,14 @@ class _Store(CallStore):
 class _Gateway:
     """Calls that wait for their turn and for their money, as those of clients do."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
+    def __init__(self, loop: SimulatedLoop, **settings: Any) -> None:
         self.ledger = _Ledger(loop)
-        self.state: DispatchState = state_of(
-            projects=tuple(Project(id=name, max_concurrent_agents=None) for name in SCOPES)
-        )
+        self.store = _Store(self.ledger)
+        projects = tuple(Project(id=name, max_concurrent_agents=None) for name in SCOPES)
+        self.state: DispatchState = state_of(projects=projects, **settings)
         self.calls = Calls(
             self.ledger,
-            _Store(self.ledger),
+            self.store,
             tasks=cast("Any", None),
             now=loop.clock,
             new_id=lambda: "task-1",
@@ -97,13 +103,15 @@ class _Gateway:
         )
         hold = Hold(micro_usd=amount, tokens=NOTHING, kind=Kind(project, model).text)
         draft = CallDraft(
-            record=record, route=Route("u", model), hold=lambda: hold, estimate_tokens=10
+            record=record, route=Route("u", model), hold=lambda: hold, estimate_tokens=100
         )
         call = self.calls.enter(draft)
-        task = asyncio.create_task(self._ask(call))
-        self.asking.add(task)
+        self.ask(call)
         await asyncio.sleep(0.1)
         return call
+
+    def ask(self, call: LiveCall) -> None:
+        self.asking.add(asyncio.create_task(self._ask(call)))
 
     async def _ask(self, call: LiveCall) -> None:
         while not call.is_over:
@@ -111,8 +119,8 @@ class _Gateway:
             if await self.calls.admit(call) is not None:
                 return
 
-    async def end(self, call: LiveCall, micro_usd: int) -> None:
-        self.calls.end(call, CallEnd(state=CallState.DONE, micro_usd=micro_usd, tokens=0))
+    async def end(self, call: LiveCall, micro_usd: int, tokens: int = 0) -> None:
+        self.calls.end(call, CallEnd(state=CallState.DONE, micro_usd=micro_usd, tokens=tokens))
         await asyncio.sleep(0.1)
 
 
@@ -159,5 +167,39 @@ def test_a_call_asks_again_if_its_budget_changed_while_it_was_refused() -> None:
         waiting = await entering
         assert gateway.ledger.asked["a2"] == 2
         assert waiting.record.state is CallState.RUNNING
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("is_shared_by_usd", [False, True])
+def test_every_try_counts_in_the_share_by_the_time_it_had_its_permit(
+    *, is_shared_by_usd: bool
+) -> None:
+    """The store is told the same, so that a dispatcher which is started anew knows it as well."""
+
+    async def main(loop: SimulatedLoop) -> None:
+        gateway = _Gateway(loop, is_shared_by_usd=is_shared_by_usd)
+        done = await gateway.enter("a1", given_amount(100))
+        await gateway.end(done, 30, tokens=30)
+        call = await gateway.enter("a2", given_amount(100))
+        for upstream, seconds in (("v", 0.5), ("w", 0.25)):
+            gateway.calls.move(call, Route(upstream, "m"))
+            # It waits for a while, without a permit.
+            await asyncio.sleep(10.0)
+            gateway.ask(call)
+            await asyncio.sleep(seconds)
+        gateway.calls.end(call, CallEnd(state=CallState.FAILED))
+        await asyncio.sleep(0.1)
+        first = math.ceil(100 * 0.09)
+        assert gateway.state.usage.tokens["a"] == 30 + first + 50 + 25
+        shares = [one.share for one in gateway.store.told]
+        assert shares[1] == Amounts(first + 75, first + 75)
+        row = UsageRow(project_id="a", hour=0, tokens=sum(one.tokens for one in shares))
+        row = msgspec.structs.replace(row, micro_usd=sum(one.micro_usd for one in shares))
+        anew = state_of(is_shared_by_usd=is_shared_by_usd)
+        anew.load(
+            (), usage=[row], rate_counts=(), closures=(), lane_served={}, tick=0, now=loop.time()
+        )
+        assert anew.usage.tokens == gateway.state.usage.tokens
 
     simulate(main)
