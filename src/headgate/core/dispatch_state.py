@@ -2546,7 +2546,7 @@ class DispatchState:
         return Hold(micro_usd=usd, tokens=tokens)
 
     def waiting_for_scopes(self) -> dict[str, int]:
-        """Return how many tasks wait for each budget that has refused some."""
+        """Return how many tasks and calls wait for each budget that has refused some."""
         return {
             part.name: self.parking.set_aside(part) + self._behind(part)
             for part in self.parking.refusals
