@@ -219,6 +219,22 @@ async def test_a_model_that_a_key_may_not_use_disables_no_slot(tmp_path: Path) -
         assert "disabled" not in (await states(gateway)).values()
 
 
+async def test_a_provider_behind_an_upstream_that_refuses_its_key_disables_no_slot(
+    tmp_path: Path,
+) -> None:
+    """OpenRouter names whom it asked: that one does not take its key, and others may answer."""
+    fields = {"code": 401, "metadata": {"provider_name": "DeepSeek"}}
+    plan = Plan(status=401, message="Provider returned error", error=fields)
+    async with gateway_service(tmp_path, upstreams=SLOTS, environ=KEYS) as gateway:
+        gateway.upstream.decide = lambda one: plan if one.model == "refused" else None
+        answer = await gateway.ask(MESSAGES, model="refused")
+        assert answer.status_code == 401, answer.text
+        assert "DeepSeek" in error_of(answer)["message"]
+        assert len(gateway.upstream.requests) == len(KEYS)
+        assert "disabled" not in (await states(gateway)).values()
+        assert (await gateway.ask(MESSAGES)).status_code == 200
+
+
 def test_the_only_key_of_an_upstream_is_named_by_its_variable(tmp_path: Path) -> None:
     async def scenario() -> None:
         upstream = BillingUpstream("another-key")
@@ -348,6 +364,8 @@ SAID = [
         False,
     ),
     (401, {}, "You must be verified to use the model `gpt-5`", False),
+    (401, {"metadata": {"provider_name": "DeepSeek"}}, "Provider returned error", False),
+    (403, {"metadata": {"provider_name": "DeepSeek"}}, "This organization is disabled.", False),
     (403, {}, "", False),
     (403, {"type": "permission_error"}, "Your API key does not have permission to use it", False),
     (403, {"code": "model_not_found"}, "Project p does not have access to model m", False),

@@ -1880,8 +1880,11 @@ class Gateway:
                 is_refused = asked.name != OTHER and refuses_key(response.status, body)
                 if is_refused:
                     await self._refuse_key(upstream, grant.slot, response.status, credentials)
+                whom = f"upstream '{upstream.name}'"
+                if is_of_provider:
+                    whom = f"{shortened(error_in(body).asked_provider)} behind {whom}"
                 return self._not_allowed(
-                    asked, live, upstream, grant, response.status, is_refused=is_refused
+                    asked, live, upstream, grant, response.status, whom, is_refused=is_refused
                 )
             await self._pass_error(asked, live, response, body, returned)
             return True
@@ -2035,6 +2038,7 @@ class Gateway:
         upstream: Upstream,
         grant: Grant,
         status: int,
+        whom: str,
         *,
         is_refused: bool,
     ) -> bool:
@@ -2048,7 +2052,7 @@ class Gateway:
             if live.route.has_slots
             else f"the key in {place}"
         )
-        asked.refused_keys[f"upstream '{upstream.name}' refused {key}"] = status
+        asked.refused_keys[f"{whom} refused {key}"] = status
         if self._goes_on(asked, live, upstream, grant):
             return False
         self._check_keys(asked)

@@ -206,9 +206,11 @@ def refuses_key(status: int, body: bytes) -> bool:
     A 401 does, unless it says that the key lacks a permission, may not use a model, or came in the
     wrong way. A 403 is about the model, the content or the country, unless its code or the
     beginning of its message says otherwise: what comes later in a message may be the words of the
-    client.
+    client. One that names the provider behind the upstream is about the key of the upstream there.
     """
     error = error_in(body)
+    if error.asked_provider:
+        return False
     if status == _UNAUTHORIZED:
         return error.codes.isdisjoint(_OTHER_CODES) and not _OTHER_SAID.search(error.said)
     if status != _FORBIDDEN:
