@@ -57,7 +57,7 @@ def ended(scene: Scene, micro_usd: int) -> EndedCall:
         tokens=0,
         micro_usd=micro_usd,
     )
-    return EndedCall(record=record)
+    return EndedCall(record=record, share=Amounts(record.micro_usd or 0, record.tokens or 0))
 
 
 def escrow_of(scene: Scene, store: CallStore | None = None) -> Escrow:

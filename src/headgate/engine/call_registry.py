@@ -336,13 +336,13 @@ class LiveCall:
         return not (self.draw is None and self.task_draw is None and self.reservation is None)
 
     def share_of_try(self, used: Amounts, now: float) -> Amounts:
-        """Return what the try that runs counts in the share of its project, if it ends now.
+        """Return what the try that is under way counts in the share of its project by now.
 
         What a call of a task uses counts for the task alone.
         """
         started_at, planned = self.record.started_at, self.planned
         if self.record.state is not CallState.RUNNING or started_at is None or planned is None:
-            return NO_AMOUNTS
+            return used
         charged = planned.share if self.task.parent_id is None else NO_AMOUNTS
         return share_of_try(used, charged, now - started_at)
 
@@ -836,7 +836,8 @@ class Calls:
         else:
             if not charged:
                 self._give_back(call)
-            self._in_background(self._finish(ended, has_freed=has_freed))
+            # What is given back is told of by itself.
+            self._in_background(self._finish(ended, has_freed=charged and has_freed))
         for listener in self._listeners:
             listener(call.record)
         return call.record
