@@ -15,6 +15,7 @@ from headgate.core.task import Terms
 from headgate.engine.call_registry import ADMIT_SECONDS, CallDraft, Calls, LiveCall, Route
 from headgate.errors import LedgerUnavailableError, StoreFullError, StoreUnavailableError
 from headgate.storage.call_rows import CallStore, SliceAnswer, SliceTurn
+from headgate.storage.writer import asker
 from headgate.testing import SimulatedLoop, simulate
 
 HOLD = Hold(
@@ -27,8 +28,10 @@ class _Store(CallStore):
 
     def __init__(self, loop: SimulatedLoop, until: float, error: type[Exception]) -> None:
         self._loop, self._until, self._error = loop, until, error
+        self.askers: set[str] = set()
 
     def check(self) -> None:
+        self.askers.add(asker.get())
         if self._loop.time() < self._until:
             raise self._error("gone")
 
@@ -81,9 +84,12 @@ def admitted_after(
         assert calls.escrow is not None
         calls.escrow.is_on = has_escrow
         call = _waiting(calls)
+        asker.set("tenant")
         try:
             assert await calls.admit(call) is not None
         finally:
+            assert asker.get() == "tenant"
+            assert store.askers == {""}, "its permit is not kept while others of the tenant write"
             for turning in calls.escrow._turning:
                 turning.cancel()
             assert len(ledger.names) <= 1, "it is reserved once, however often it is asked for"

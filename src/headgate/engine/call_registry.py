@@ -60,6 +60,7 @@ from headgate.storage.call_rows import CallStore, EndedCall, KeptPlace
 from headgate.storage.task_calls import TaskPart
 from headgate.storage.task_ids import PREFIX
 from headgate.storage.tokens import UNBOUND, Bounds
+from headgate.storage.writer import for_the_service
 
 log = structlog.get_logger("headgate.calls")
 
@@ -1347,7 +1348,9 @@ async def _until_answered(ask: Callable[[], Awaitable[T]]) -> T:
     """
     while True:
         try:
-            return await ask()
+            # A call has its permit meanwhile, which others wait for.
+            with for_the_service():
+                return await ask()
         except StoreFullError:
             raise
         except StoreUnavailableError:

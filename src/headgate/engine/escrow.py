@@ -24,6 +24,7 @@ from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.scopes import Scope
 from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.call_rows import CallStore, EndedCall, SliceAnswer, SliceTurn
+from headgate.storage.writer import for_the_service
 
 log = structlog.get_logger("headgate.escrow")
 
@@ -280,7 +281,10 @@ class Escrow:
         self._in_background(self._turn(found))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+        # Calls have their permits meanwhile, which others wait for, and a slice has one turn at a
+        # time: it does not wait behind all that the caller asks for who needs it.
+        with for_the_service():
+            task = asyncio.ensure_future(work)
         self._turning.add(task)
         task.add_done_callback(self._turned_or_not)
 
