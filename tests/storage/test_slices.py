@@ -271,6 +271,39 @@ async def test_calls_draw_on_what_a_slice_had_while_it_is_turned(
         assert await balance(scene) == (60 + 10 * len(draws), 0, 0)
 
 
+async def test_calls_that_wait_together_have_their_money_after_two_turns_at_most(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await limited(scene)
+        escrow = escrow_of(scene)
+        amounts = [Amounts(100 * (1 + number % 3)) for number in range(60)]
+        draws = await asyncio.gather(*[escrow.refill(SCOPES, one) for one in amounts])
+        assert None not in draws
+        for draw in draws:
+            assert draw is not None
+            escrow.give_back(draw)
+        await escrow.recall()
+        assert await balance(scene) == (0, 0, 0)
+
+
+async def test_a_slice_has_room_for_the_next_call_while_others_end_one_by_one(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await limited(scene)
+        escrow = escrow_of(scene)
+        draws = await asyncio.gather(*[escrow.refill(SCOPES, Amounts(100)) for _ in range(8)])
+        for draw in draws:
+            assert draw is not None
+            escrow.settle(draw, Amounts(100), ended(scene, 100))
+            await escrow.flush()
+        draw = escrow.draw(SCOPES, Amounts(100))
+        assert draw is not None
+        escrow.give_back(draw)
+        await escrow.recall()
+
+
 def sets_of(project: str, count: int) -> list[tuple[Scope, ...]]:
     name = f"project:{project}"
     return [(ROOT, Scope(name), Scope(f"{name}/session:{number}")) for number in range(count)]
