@@ -222,6 +222,31 @@ def test_a_raised_budget_is_asked_again_at_once() -> None:
     )
     dispatch_state.refuse(line, queued("t1", scopes=("session:s",)), refused, START)
     assert ids(dispatch_state) == []
+    dispatch_state.ask_budgets_again(("", "session:other"))
+    assert ids(dispatch_state) == [], "there it is not waited for"
+    dispatch_state.ask_budgets_again(("", "session:s"))
+    assert ids(dispatch_state) == ["t1"]
+
+
+def test_what_waits_for_another_of_its_kind_is_not_asked_for_when_a_slice_changes() -> None:
+    dispatch_state = state_of(queued("t1", scopes=("session:s",)))
+    (line,) = dispatch_state.plan(START, most=1)
+    refused = Refused(
+        scope=Scope("session:s"),
+        unit=Unit.TOKENS,
+        limit=100,
+        spent=0,
+        reserved=10,
+        overrun=0,
+        requested=10,
+        resets_at=None,
+        may_clear=True,
+        kind="alpha/agent/",
+        live=1,
+    )
+    dispatch_state.refuse(line, queued("t1", scopes=("session:s",)), refused, START)
+    dispatch_state.ask_budgets_again(("", "session:s"))
+    assert ids(dispatch_state) == []
     dispatch_state.ask_budgets_again()
     assert ids(dispatch_state) == ["t1"]
 

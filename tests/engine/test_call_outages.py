@@ -1,13 +1,16 @@
-"""A store that is away for a while: how long a call with its turn waits, in any mode."""
+"""A call with its turn that waits for its money: for how long, and when it asks again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import msgspec
 import pytest
 
-from headgate.core.budgets.ledger import Ledger, ReserveRequest
+from headgate.core.budgets.ledger import Ledger, Refused, ReserveRequest, Unit
 from headgate.core.budgets.reservations import Reservation
+from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import Planned
 from headgate.core.estimates import Basis, Estimate, Hold
@@ -67,20 +70,7 @@ def admitted_after(
     async def main(loop: SimulatedLoop) -> float:
         store = _Store(loop, seconds, error)
         ledger = _Ledger(store)
-        calls = Calls(
-            cast("Ledger", ledger),
-            store,
-            tasks=cast("Any", None),
-            now=loop.clock,
-            new_id=lambda: "task-1",
-            state=lambda: None,
-            wake=lambda: None,
-            is_ledger_outside=False,
-            settled=lambda: None,
-            leads=lambda: True,
-            may_grant=lambda: True,
-            node_id=lambda: "one",
-        )
+        calls = _calls(loop, store, ledger)
         assert calls.escrow is not None
         calls.escrow.is_on = has_escrow
         call = _waiting(calls)
@@ -96,6 +86,28 @@ def admitted_after(
         return loop.time()
 
     return simulate(main).result
+
+
+def _calls(
+    loop: SimulatedLoop,
+    store: CallStore,
+    ledger: object,
+    settled: Callable[[Sequence[Scope] | None], None] = lambda _: None,
+) -> Calls:
+    return Calls(
+        cast("Ledger", ledger),
+        store,
+        tasks=cast("Any", None),
+        now=loop.clock,
+        new_id=lambda: "task-1",
+        state=lambda: None,
+        wake=lambda: None,
+        is_ledger_outside=False,
+        settled=settled,
+        leads=lambda: True,
+        may_grant=lambda: True,
+        node_id=lambda: "one",
+    )
 
 
 def _waiting(calls: Calls) -> LiveCall:
@@ -137,3 +149,53 @@ def test_a_longer_outage_ends_a_call(*, has_escrow: bool) -> None:
 def test_a_full_disk_is_told_of_at_once() -> None:
     with pytest.raises(StoreFullError):
         admitted_after(10.0, has_escrow=False, error=StoreFullError)
+
+
+SEARCH, OTHER = Scope("project:search"), Scope("project:other")
+FULL = Refused(
+    scope=SEARCH,
+    unit=Unit.TOKENS,
+    limit=100,
+    spent=95,
+    reserved=0,
+    overrun=0,
+    requested=10,
+    resets_at=None,
+    may_clear=True,
+)
+FIRST_OF_KIND = msgspec.structs.replace(FULL, kind="search/large", live=1)
+
+
+@pytest.mark.parametrize(
+    ("refused", "settled", "told"),
+    [
+        (FULL, [], []),
+        (FULL, [(ROOT, OTHER)], []),
+        (FULL, [(ROOT, OTHER), (ROOT, SEARCH)], [(SEARCH,)]),
+        (FULL, [None], [None]),
+        (FIRST_OF_KIND, [(ROOT, SEARCH)], []),
+        (FIRST_OF_KIND, [(ROOT, SEARCH), None], [None]),
+    ],
+)
+def test_a_call_that_was_refused_asks_again_if_what_it_lacked_may_be_there_since(
+    refused: Refused, settled: list[tuple[Scope, ...] | None], told: list[tuple[Scope, ...] | None]
+) -> None:
+    """`settled` is where money was settled while the call was refused, None is anywhere."""
+
+    async def main(loop: SimulatedLoop) -> None:
+        class Busy:
+            async def reserve(self, request: ReserveRequest) -> Refused:  # noqa: ARG002
+                for scopes in settled:
+                    calls._settled(scopes)
+                heard.clear()
+                return refused
+
+        heard: list[Sequence[Scope] | None] = []
+        store = _Store(loop, 0.0, StoreUnavailableError)
+        calls = _calls(loop, store, Busy(), heard.append)
+        assert calls.escrow is not None
+        calls.escrow.is_on = False
+        assert await calls.admit(_waiting(calls)) is None
+        assert heard == told
+
+    simulate(main)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
@@ -60,13 +61,17 @@ def ended(scene: Scene, micro_usd: int) -> EndedCall:
     return EndedCall(record=record)
 
 
-def escrow_of(scene: Scene, store: CallStore | None = None) -> Escrow:
+def escrow_of(
+    scene: Scene,
+    store: CallStore | None = None,
+    settled: Callable[[Sequence[Scope]], None] = lambda _: None,
+) -> Escrow:
     names = count()
     return Escrow(
         store or CallStore(scene.store),
         now=scene.clock,
         new_name=lambda: f"slice-{next(names)}",
-        settled=lambda: None,
+        settled=settled,
     )
 
 
@@ -136,6 +141,18 @@ async def test_a_slice_that_nobody_uses_is_given_back(place: Place) -> None:
         scene.clock.advance(2.0)
         await escrow.recall()
         assert await balance(scene) == (100, 0, 0)
+
+
+async def test_who_waits_for_a_budget_hears_of_the_scopes_of_a_slice_alone(place: Place) -> None:
+    async with place.scene() as scene:
+        await limited(scene)
+        heard: list[Sequence[Scope]] = []
+        escrow = escrow_of(scene, settled=heard.append)
+        draw = await escrow.refill(SCOPES, Amounts(100))
+        assert draw is not None
+        escrow.settle(draw, Amounts(60), ended(scene, 60))
+        await escrow.recall()
+        assert set(heard) == {SCOPES}
 
 
 async def test_a_crash_books_the_slice_and_no_more_than_its_headroom_too_much(

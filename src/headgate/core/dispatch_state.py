@@ -2009,10 +2009,14 @@ class DispatchState:
             for task_id in self.parking.leave(part):
                 self._offer(task_id)
 
-    def ask_budgets_again(self) -> None:
-        """Offer again what waits for any budget, because something may have changed there."""
+    def ask_budgets_again(self, scopes: Collection[str] | None = None) -> None:
+        """Offer again what waits for any budget, because something may have changed there.
+
+        With `scopes` only there, and nothing of a kind that waits for others has ended.
+        """
         for part in list(self.parking.refusals):
-            self.open(part)
+            if scopes is None or (part.kind == "scope" and part.name in scopes):
+                self.open(part)
 
     def set_pauses(self, pauses: dict[GatePart, GateClosure]) -> None:
         """Park what an administrator has paused, and offer again what is paused no more."""

@@ -354,7 +354,7 @@ class Calls:
         state: Callable[[], DispatchState | None],
         wake: Callable[[], None],
         is_ledger_outside: bool,
-        settled: Callable[[], None],
+        settled: Callable[[Sequence[Scope] | None], None],
         leads: Callable[[], bool],
         may_grant: Callable[[], bool],
         node_id: Callable[[], str],
@@ -380,7 +380,10 @@ class Calls:
         self._wake = wake
         self._is_outside = is_ledger_outside
         self._tell_settled = settled
-        self._settlements = 0
+        self._reserving: dict[str, set[Scope | None]] = {}
+        """Where money was settled while that of a call is reserved; None is anywhere, of any kind.
+        """
+
         # Slices are turned in the transaction that writes the calls, so the store has the ledger.
         self.escrow = (
             None
@@ -528,17 +531,23 @@ class Calls:
             await self._confirmed()
             return self._started(call, planned)
         answer: Reservation | Refused | None = call.reservation
-        settlements = self._settlements
+        settled: set[Scope | None] = set()
         if answer is None:
-            answer = await self._reserve(call, planned)
+            self._reserving[call.id] = settled
+            try:
+                answer = await self._reserve(call, planned)
+            finally:
+                del self._reserving[call.id]
         if isinstance(answer, Reservation):
             call.reservation = answer
             await self._confirmed()
             return self._started(call, planned)
         self._not_reserved(call, planned, answer)
-        if settlements != self._settlements:
-            # What has been settled since may be room for it, and nobody will say so again.
-            self._tell_settled()
+        # What has been settled since may be room for it, and nobody will say so again.
+        if None in settled:
+            self._tell_settled(None)
+        elif answer.scope in settled and not answer.kind:
+            self._tell_settled((answer.scope,))
         return None
 
     async def _confirmed(self) -> None:
@@ -546,10 +555,15 @@ class Calls:
         while self._leads() and not self._may_grant():  # noqa: ASYNC110 - a rare moment
             await asyncio.sleep(CONFIRM_SECONDS)
 
-    def _settled(self) -> None:
-        """Tell those who wait for budgets that the ledger has changed."""
-        self._settlements += 1
-        self._tell_settled()
+    def _settled(self, scopes: Sequence[Scope] | None = None) -> None:
+        """Tell those who wait for budgets that the ledger has changed.
+
+        With `scopes` only there, and no reservation has ended that others of its kind wait for.
+        Otherwise calls would take permits, again and again, to ask for what they cannot have.
+        """
+        for settled in self._reserving.values():
+            settled.update((None,) if scopes is None else scopes)
+        self._tell_settled(scopes)
 
     def _draw(self, call: LiveCall, planned: Planned) -> Draw | None:
         """Have a call draw on a slice of its budgets, if there is enough in it."""
@@ -974,6 +988,7 @@ class Calls:
         task.add_done_callback(self._settling.discard)
 
     async def _finish(self, ended: EndedCall) -> None:
+        has_settled = ended.settle is not None or ended.of_task is not None
         if self._is_outside and ended.settle is not None:
             await self._settle(ended.settle)
             ended = msgspec.structs.replace(ended, settle=None)
@@ -989,7 +1004,8 @@ class Calls:
                 break
         if ended.of_task is not None:
             self.tasks.written(ended.record.task_id or "", ended.record.id)
-        self._settled()
+        if has_settled:
+            self._settled()
 
     async def _settle(self, request: SettleRequest) -> None:
         while True:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -705,11 +713,11 @@ class Engine:
     def _call_worker(self, worker_id: str) -> None:
         self.workers.call(worker_id)
 
-    def ask_budgets(self) -> None:
-        """Ask again for what waits for budgets: the ledger has changed."""
+    def ask_budgets(self, scopes: Collection[str] | None = None) -> None:
+        """Ask again for what waits for budgets: the ledger has changed, or some scopes of it."""
         dispatch_state = self.dispatcher.dispatch_state
         if dispatch_state is not None and dispatch_state.parking.refusals:
-            dispatch_state.ask_budgets_again()
+            dispatch_state.ask_budgets_again(scopes)
             self.dispatcher.observe(())
 
     async def _quietly(self, step: Coroutine[Any, Any, None]) -> None:

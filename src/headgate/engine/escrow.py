@@ -140,7 +140,7 @@ class Escrow:
         *,
         now: Callable[[], float],
         new_name: NewName,
-        settled: Callable[[], None],
+        settled: Callable[[Sequence[Scope]], None],
     ) -> None:
         self._store = store
         self._now = now
@@ -357,7 +357,7 @@ class Escrow:
             found.turned.set()
         if ended or not found.held.covers(before):
             # What was not spent, or headroom that nobody used, may be room for others.
-            self._settled()
+            self._settled(found.scopes)
 
     async def _answer(self, found: Slice, turn: SliceTurn) -> SliceAnswer:
         while True:
