@@ -146,6 +146,21 @@ def test_a_longer_outage_ends_a_call(*, has_escrow: bool) -> None:
         admitted_after(ADMIT_SECONDS + 1, has_escrow=has_escrow)
 
 
+def test_a_call_has_a_permit_from_its_turn_to_its_end() -> None:
+    async def main(loop: SimulatedLoop) -> None:
+        calls = _calls(loop, _Store(loop, 0.0, StoreUnavailableError), None)
+        call = _waiting(calls)
+        assert call.has_permit()
+        calls.move(call, call.route)
+        assert not call.has_permit(), "it waits again"
+        call.turn.set_result(cast("Any", None))
+        assert call.has_permit()
+        calls.hand_over(call)
+        assert not call.has_permit()
+
+    simulate(main)
+
+
 def test_a_full_disk_is_told_of_at_once() -> None:
     with pytest.raises(StoreFullError):
         admitted_after(10.0, has_escrow=False, error=StoreFullError)

@@ -326,6 +326,10 @@ class LiveCall:
         held = self.reservation
         return Amounts() if held is None else Amounts(held.micro_usd, held.tokens)
 
+    def has_permit(self) -> bool:
+        """Tell whether it has a permit, which others may wait for."""
+        return self.turn.done() and not self.is_over
+
     @property
     def has_money(self) -> bool:
         """Whether it starts with its next turn, without asking a budget: it may hold nothing."""
