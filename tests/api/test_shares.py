@@ -277,6 +277,23 @@ async def test_a_caller_with_hundreds_of_requests_does_not_keep_another_waiting(
     assert max(took[2:]) < 0.015, "a few steps of the other, and not hundreds"
 
 
+@pytest.mark.parametrize("is_awaited", [True, False])
+async def test_work_that_others_wait_for_waits_for_no_turn(*, is_awaited: bool) -> None:
+    play = Play()
+    flood = [play.start("greedy", 20, 0.003) for _ in range(200)]
+    flood.append(play.start("honest", 1_000, 0.000_01))
+    seat = play.seat("greedy")
+    seat.is_awaited = lambda: True
+    if not is_awaited:
+        seat.wait_again()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    work = play.turns.run(play.work("its permit", 5, 0.000_1), seat)
+    took = await asyncio.create_task(work)
+    assert (took < 0.1) is is_awaited, "the others take hundreds of steps"
+    await asyncio.gather(*flood)
+
+
 async def test_a_caller_that_is_alone_does_all_its_work_at_once() -> None:
     play = Play()
     await asyncio.gather(*[play.start("alone", 5, 0.01) for _ in range(100)])

@@ -1,7 +1,8 @@
-"""A store that is away for a while: how long a call with its turn waits, in any mode."""
+"""A call with its turn that waits for its money: for how long, and when it asks again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
@@ -9,12 +10,13 @@ import pytest
 from headgate.core.budgets.ledger import Ledger, ReserveRequest
 from headgate.core.budgets.reservations import Reservation
 from headgate.core.call import CallRecord, CallState
-from headgate.core.dispatch_state import Planned
+from headgate.core.dispatch_state import Planned, Settled
 from headgate.core.estimates import Basis, Estimate, Hold
 from headgate.core.task import Terms
 from headgate.engine.call_registry import ADMIT_SECONDS, CallDraft, Calls, LiveCall, Route
 from headgate.errors import LedgerUnavailableError, StoreFullError, StoreUnavailableError
 from headgate.storage.call_rows import CallStore, SliceAnswer, SliceTurn
+from headgate.storage.writer import asker
 from headgate.testing import SimulatedLoop, simulate
 
 HOLD = Hold(
@@ -27,8 +29,10 @@ class _Store(CallStore):
 
     def __init__(self, loop: SimulatedLoop, until: float, error: type[Exception]) -> None:
         self._loop, self._until, self._error = loop, until, error
+        self.askers: set[str] = set()
 
     def check(self) -> None:
+        self.askers.add(asker.get())
         if self._loop.time() < self._until:
             raise self._error("gone")
 
@@ -64,32 +68,44 @@ def admitted_after(
     async def main(loop: SimulatedLoop) -> float:
         store = _Store(loop, seconds, error)
         ledger = _Ledger(store)
-        calls = Calls(
-            cast("Ledger", ledger),
-            store,
-            tasks=cast("Any", None),
-            now=loop.clock,
-            new_id=lambda: "task-1",
-            state=lambda: None,
-            wake=lambda: None,
-            is_ledger_outside=False,
-            settled=lambda _settled: None,
-            leads=lambda: True,
-            may_grant=lambda: True,
-            node_id=lambda: "one",
-        )
+        calls = _calls(loop, store, ledger)
         assert calls.escrow is not None
         calls.escrow.is_on = has_escrow
         call = _waiting(calls)
+        asker.set("tenant")
         try:
             assert await calls.admit(call) is not None
         finally:
+            assert asker.get() == "tenant"
+            assert store.askers == {""}, "its permit is not kept while others of the tenant write"
             for turning in calls.escrow._turning:
                 turning.cancel()
             assert len(ledger.names) <= 1, "it is reserved once, however often it is asked for"
         return loop.time()
 
     return simulate(main).result
+
+
+def _calls(
+    loop: SimulatedLoop,
+    store: CallStore,
+    ledger: object,
+    settled: Callable[[Settled], None] = lambda _: None,
+) -> Calls:
+    return Calls(
+        cast("Ledger", ledger),
+        store,
+        tasks=cast("Any", None),
+        now=loop.clock,
+        new_id=lambda: "task-1",
+        state=lambda: None,
+        wake=lambda: None,
+        is_ledger_outside=False,
+        settled=settled,
+        leads=lambda: True,
+        may_grant=lambda: True,
+        node_id=lambda: "one",
+    )
 
 
 def _waiting(calls: Calls) -> LiveCall:
@@ -126,6 +142,21 @@ def test_a_call_outlasts_an_outage_of_ten_seconds(*, has_escrow: bool) -> None:
 def test_a_longer_outage_ends_a_call(*, has_escrow: bool) -> None:
     with pytest.raises(LedgerUnavailableError, match=f"for {ADMIT_SECONDS:g} s"):
         admitted_after(ADMIT_SECONDS + 1, has_escrow=has_escrow)
+
+
+def test_a_call_has_a_permit_from_its_turn_to_its_end() -> None:
+    async def main(loop: SimulatedLoop) -> None:
+        calls = _calls(loop, _Store(loop, 0.0, StoreUnavailableError), None)
+        call = _waiting(calls)
+        assert call.has_permit()
+        calls.move(call, call.route)
+        assert not call.has_permit(), "it waits again"
+        call.turn.set_result(cast("Any", None))
+        assert call.has_permit()
+        calls.hand_over(call)
+        assert not call.has_permit()
+
+    simulate(main)
 
 
 def test_a_full_disk_is_told_of_at_once() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -12,6 +13,7 @@ from headgate.core.budgets.escrow import Amounts
 from headgate.core.budgets.ledger import Limit, Refused, ReserveRequest
 from headgate.core.budgets.scopes import ROOT, Scope
 from headgate.core.call import CallRecord, CallState
+from headgate.core.dispatch_state import Settled
 from headgate.core.money import MicroUsd, Tokens
 from headgate.engine.escrow import IDLE_SECONDS, Draw, Escrow
 from headgate.errors import StoreError, StoreUnavailableError
@@ -60,13 +62,17 @@ def ended(scene: Scene, micro_usd: int) -> EndedCall:
     return EndedCall(record=record, share=Amounts(record.micro_usd or 0, record.tokens or 0))
 
 
-def escrow_of(scene: Scene, store: CallStore | None = None) -> Escrow:
+def escrow_of(
+    scene: Scene,
+    store: CallStore | None = None,
+    settled: Callable[[Settled], None] = lambda _: None,
+) -> Escrow:
     names = count()
     return Escrow(
         store or CallStore(scene.store),
         now=scene.clock,
         new_name=lambda: f"slice-{next(names)}",
-        settled=lambda _settled: None,
+        settled=settled,
     )
 
 
@@ -136,6 +142,18 @@ async def test_a_slice_that_nobody_uses_is_given_back(place: Place) -> None:
         scene.clock.advance(2.0)
         await escrow.recall()
         assert await balance(scene) == (100, 0, 0)
+
+
+async def test_who_waits_for_a_budget_hears_of_the_scopes_of_a_slice_alone(place: Place) -> None:
+    async with place.scene() as scene:
+        await limited(scene)
+        heard: list[Settled] = []
+        escrow = escrow_of(scene, settled=heard.append)
+        draw = await escrow.refill(SCOPES, Amounts(100))
+        assert draw is not None
+        escrow.settle(draw, Amounts(60), ended(scene, 60))
+        await escrow.recall()
+        assert {one.scopes for one in heard} == {SCOPES}
 
 
 async def test_a_crash_books_the_slice_and_no_more_than_its_headroom_too_much(
@@ -269,6 +287,39 @@ async def test_calls_draw_on_what_a_slice_had_while_it_is_turned(
             escrow.settle(one, Amounts(10), ended(scene, 10))
         await escrow.recall()
         assert await balance(scene) == (60 + 10 * len(draws), 0, 0)
+
+
+async def test_calls_that_wait_together_have_their_money_after_two_turns_at_most(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await limited(scene)
+        escrow = escrow_of(scene)
+        amounts = [Amounts(100 * (1 + number % 3)) for number in range(60)]
+        draws = await asyncio.gather(*[escrow.refill(SCOPES, one) for one in amounts])
+        assert None not in draws
+        for draw in draws:
+            assert draw is not None
+            escrow.give_back(draw)
+        await escrow.recall()
+        assert await balance(scene) == (0, 0, 0)
+
+
+async def test_a_slice_has_room_for_the_next_call_while_others_end_one_by_one(
+    place: Place,
+) -> None:
+    async with place.scene() as scene:
+        await limited(scene)
+        escrow = escrow_of(scene)
+        draws = await asyncio.gather(*[escrow.refill(SCOPES, Amounts(100)) for _ in range(8)])
+        for draw in draws:
+            assert draw is not None
+            escrow.settle(draw, Amounts(100), ended(scene, 100))
+            await escrow.flush()
+        draw = escrow.draw(SCOPES, Amounts(100))
+        assert draw is not None
+        escrow.give_back(draw)
+        await escrow.recall()
 
 
 def sets_of(project: str, count: int) -> list[tuple[Scope, ...]]:

@@ -318,6 +318,10 @@ class Making:
         return min(may, key=self._by_holder.__getitem__, default=None)
 
 
+def _never() -> bool:
+    return False
+
+
 class Seat:
     """What one connection has in hand, and for whom it counts: an address, then a token."""
 
@@ -329,6 +333,7 @@ class Seat:
         "address",
         "admitted",
         "holder",
+        "is_awaited",
         "is_extra",
     )
 
@@ -340,6 +345,10 @@ class Seat:
         self._has_left = False
         self.admitted = 0
         """The size of an answer that there was room for before it was sent."""
+
+        self.is_awaited: Callable[[], bool] = _never
+        """Tells whether others wait for what the request has, as a permit: so it waits for no turn.
+        """
 
         self.address = address_key(address)
         self.holder = Holder(self.address)
@@ -366,6 +375,10 @@ class Seat:
             resting.pop(self, None)
             if not resting:
                 del self._shares.idle[self.holder.key]
+
+    def wait_again(self) -> None:
+        """Have the request wait for its turns, whatever it has."""
+        self.is_awaited = _never
 
     def identify(self, token_id: str, *, is_trusted: bool) -> None:
         """Count the connection for whoever sent its request; without a token, for its address.
@@ -738,7 +751,11 @@ class _Stepped(Coroutine[Any, Any, _Result]):
         turns, key = self._turns, self._seat.holder.key
         if self._is_waiting:
             self._is_waiting = False
-        elif turns.backlog_seconds > ROUND_SECONDS and turns.is_greedy(key):
+        elif (
+            turns.backlog_seconds > ROUND_SECONDS
+            and turns.is_greedy(key)
+            and not self._seat.is_awaited()
+        ):
             self._is_waiting = True
             return turns.turn(key).__await__().send(None)
         began_at = turns.clock()

@@ -61,6 +61,7 @@ from headgate.storage.call_rows import CallStore, EndedCall, KeptPlace
 from headgate.storage.task_calls import TaskPart
 from headgate.storage.task_ids import PREFIX
 from headgate.storage.tokens import UNBOUND, Bounds
+from headgate.storage.writer import for_the_service
 
 log = structlog.get_logger("headgate.calls")
 
@@ -329,6 +330,10 @@ class LiveCall:
             return self.task_draw.held
         held = self.reservation
         return Amounts() if held is None else Amounts(held.micro_usd, held.tokens)
+
+    def has_permit(self) -> bool:
+        """Tell whether it has a permit, which others may wait for."""
+        return self.turn.done() and not self.is_over
 
     @property
     def has_money(self) -> bool:
@@ -999,6 +1004,7 @@ class Calls:
         task.add_done_callback(self._settling.discard)
 
     async def _finish(self, ended: EndedCall, *, has_freed: bool) -> None:
+        has_settled = ended.settle is not None or ended.of_task is not None
         if self._is_outside and ended.settle is not None:
             await self._settle(ended.settle)
             ended = msgspec.structs.replace(ended, settle=None)
@@ -1014,7 +1020,8 @@ class Calls:
                 break
         if ended.of_task is not None:
             self.tasks.written(ended.record.task_id or "", ended.record.id)
-        self._settled(Settled(ended.record.scopes, (ended.record.kind,), has_freed))
+        if has_settled:
+            self._settled(Settled(ended.record.scopes, (ended.record.kind,), has_freed))
 
     async def _settle(self, request: SettleRequest) -> None:
         while True:
@@ -1373,7 +1380,9 @@ async def _until_answered(ask: Callable[[], Awaitable[T]]) -> T:
     """
     while True:
         try:
-            return await ask()
+            # A call has its permit meanwhile, which others wait for.
+            with for_the_service():
+                return await ask()
         except StoreFullError:
             raise
         except StoreUnavailableError:

@@ -25,6 +25,7 @@ from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import Settled
 from headgate.errors import StoreError, StoreUnavailableError
 from headgate.storage.call_rows import CallStore, EndedCall, SliceAnswer, SliceTurn
+from headgate.storage.writer import for_the_service
 
 log = structlog.get_logger("headgate.escrow")
 
@@ -41,7 +42,10 @@ MAX_SLICES_EACH = 64
 reserved one by one. A slice that was idle for a moment makes room for another."""
 
 HEADROOM_DRAWS = 4
-"""The headroom that is asked for: so many draws like the largest of late, or two turns' worth."""
+"""The headroom that is asked for: so many draws like the largest of late, or two turns' worth.
+
+What calls wait for comes on top of it.
+"""
 
 NEAR_SECONDS = 0.5
 """How long calls are reserved one by one where a limit was near, before a slice is tried again."""
@@ -63,6 +67,7 @@ class Slice:
         "is_retired",
         "is_turning",
         "largest",
+        "largest_until",
         "last_draw_at",
         "name",
         "near_until",
@@ -74,6 +79,7 @@ class Slice:
         "turned",
         "turned_at",
         "until",
+        "waiting",
     )
 
     def __init__(self, scopes: tuple[Scope, ...], project: str) -> None:
@@ -85,6 +91,10 @@ class Slice:
         self.spent = Amounts()
         self.recent = Amounts()
         self.largest = Amounts()
+        self.largest_until = 0.0
+        self.waiting = Amounts()
+        """What is asked for by calls that wait until there is enough."""
+
         self.ended: list[EndedCall] = []
         self.open_draws = 0
         self.until: float | None = None
@@ -184,12 +194,16 @@ class Escrow:
             return None
         found.last_draw_at = self._now()
         found.largest = found.largest.most(amounts)
-        # One that is under way may have begun before this call was counted.
-        for _ in range(2):
-            await self._turned(found)
-            draw = self.draw(scopes, amounts)
-            if draw is not None or self._now() < found.near_until:
-                return draw
+        found.waiting = found.waiting.plus(amounts)
+        try:
+            # One that is under way may have begun before this call was counted.
+            for _ in range(2):
+                await self._turned(found)
+                draw = self.draw(scopes, amounts)
+                if draw is not None or self._now() < found.near_until:
+                    return draw
+        finally:
+            found.waiting = found.waiting.minus(amounts)
         return None
 
     def _has_room(self, project: str) -> bool:
@@ -281,7 +295,10 @@ class Escrow:
         self._in_background(self._turn(found))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+        # Calls have their permits meanwhile, which others wait for, and a slice has one turn at a
+        # time: it does not wait behind all that the caller asks for who needs it.
+        with for_the_service():
+            task = asyncio.ensure_future(work)
         self._turning.add(task)
         task.add_done_callback(self._turned_or_not)
 
@@ -333,8 +350,10 @@ class Escrow:
                 found.until = answer.until
                 if answer.is_near:
                     found.near_until = self._now() + NEAR_SECONDS
-            found.largest = Amounts(found.largest.micro_usd // 2, found.largest.tokens // 2)
             found.turned_at = self._now()
+            if found.turned_at >= found.largest_until:
+                found.largest = Amounts(found.largest.micro_usd // 2, found.largest.tokens // 2)
+                found.largest_until = found.turned_at + IDLE_SECONDS
             found.is_turning = False
             found.turned.set()
         # What was not spent, or headroom that nobody used, may be room for others.
@@ -390,7 +409,9 @@ def _project_of(scopes: tuple[Scope, ...]) -> str:
 
 
 def _wanted(found: Slice) -> Amounts:
-    return Amounts(
-        max(2 * found.recent.micro_usd, HEADROOM_DRAWS * found.largest.micro_usd),
-        max(2 * found.recent.tokens, HEADROOM_DRAWS * found.largest.tokens),
+    recent, largest = found.recent, found.largest
+    headroom = Amounts(
+        max(2 * recent.micro_usd, HEADROOM_DRAWS * largest.micro_usd),
+        max(2 * recent.tokens, HEADROOM_DRAWS * largest.tokens),
     )
+    return headroom.plus(found.waiting)

@@ -1410,6 +1410,9 @@ class Gateway:
         except BaseException:
             self.sessions.leave(draft.record.id)
             raise
+        seat = asked.client.request.seat
+        if seat is not None:
+            seat.is_awaited = live.has_permit
         try:
             if asked.client.place is not None and asked.client.place.is_open:
                 await self._go_on(asked, live, asked.client.place)
@@ -1444,6 +1447,8 @@ class Gateway:
             self._lose(asked, live, "an error of the gateway")
             raise
         finally:
+            if seat is not None:
+                seat.wait_again()
             self.sessions.leave(live.id)
             if live.record.state.has_ended:
                 self._observe(asked, live.record)
@@ -1895,6 +1900,9 @@ class Gateway:
         live.change(first_byte_at=now)
         is_stream = response.header(b"content-type").startswith(b"text/event-stream")
         if is_stream:
+            # A provider may send it for minutes, in thousands of pieces.
+            if (seat := asked.client.request.seat) is not None:
+                seat.wait_again()
             await self._stream(asked, live, response, texts, returned, credentials)
         else:
             with HeldAnswer(self._api.shares, asked.sender.holder) as held:

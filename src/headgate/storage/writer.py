@@ -29,7 +29,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar
 from enum import Enum
 from functools import partial
@@ -286,6 +286,19 @@ ALONE_SECONDS = 1.0
 
 asker: ContextVar[str] = ContextVar("asker", default="")
 """For whom something is asked; empty is the service itself."""
+
+
+@contextmanager
+def for_the_service() -> Iterator[None]:
+    """Ask for the service itself: for what keeps others waiting until it is there.
+
+    Rule: so few of it is under way at a time that nobody fills transactions with it.
+    """
+    before = asker.set("")
+    try:
+        yield
+    finally:
+        asker.reset(before)
 
 
 class Askers:
