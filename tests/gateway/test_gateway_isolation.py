@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from gateway.gateway_service import (
     asking,
     gateway_service,
 )
-from gateway.test_task_calls import ended
+from gateway.test_task_calls import PLAIN, ended, token_of
 from headgate.config.settings import Settings
 from headgate.config.slot_keys import SlotKeys
 from headgate.core.task import TaskStatus
@@ -419,3 +420,30 @@ async def test_no_rate_left_on_one_model_closes_no_other(tmp_path: Path) -> None
         waiting = gateway.start(CHAT, model="gpt-5-mini")
         await gateway.until_waiting()
         waiting.cancel()
+
+
+async def test_the_tasks_of_a_project_have_one_share_of_the_calls_together(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS + PLAIN) as gateway:
+        gateway.service.engine.node.address = f"http://127.0.0.1:{gateway.port}"
+        one, other = await token(gateway, "a"), await token(gateway, "b")
+        gateway.gateway._in_hand.most = 32
+        holds = {"calls": [{"prompt": "[[until later]]"}]}
+        keys = []
+        for number in range(4):
+            body = {"action": "call", "target": "plain", "agentId": f"a{number}", "params": holds}
+            taken = await gateway.client.post("/tasks", json=body, headers=one)
+            await gateway.until(lambda count=number: gateway.gateway.in_hand > count)
+            keys.append({"x-api-key": await token_of(gateway, taken.json()["taskId"])})
+        calls = [
+            gateway.start(CHAT, "[[until later]]", headers=keys[number % 4]) for number in range(40)
+        ]
+        await gateway.until(
+            lambda: sum(call.done() for call in calls) + gateway.gateway.in_hand == 44
+        )
+        honest = gateway.start(CHAT, "[[until later]]", headers=other)
+        before = gateway.gateway.in_hand
+        await gateway.until(lambda: honest.done() or gateway.gateway.in_hand > before)
+        assert not honest.done(), honest.result().text
+        gateway.upstream.releases.add("later")
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200, 429}
+        assert (await honest).status_code == 200

@@ -205,7 +205,7 @@ LEADER_LOOK_SECONDS = 0.1
 
 IN_MEMORY_SECONDS = 1.0
 ENDED_SECONDS = 2.0
-"""Since when the store is asked whether a call has ended, and for how long."""
+"""Since when the store is asked whether a call has ended, and for how long it is asked."""
 
 MAX_STORED = 10_000
 MAX_STORED_EACH = 2_500
@@ -856,6 +856,8 @@ class Gateway:
             client.read_again(body)
             client.place = self._lost.take(_lost_key(client, body), now())
             del body
+        if not self._api.engine.dispatcher.is_leading and not is_forwarded:
+            await self._note_sender(request)
         gives_up_at = now() + self.patience.leader_seconds
         while True:
             since, was_taken = now(), False
@@ -1123,18 +1125,9 @@ class Gateway:
         keys = keys_of(headers)
         if keys.token.startswith(TASK_TOKEN_PREFIX):
             return await self._sending_task(request, path, headers, keys)
-        shown = _shown(keys)
-        is_shown = headers.raw(b"authorization") == shown
-        asked = request if is_shown else request.with_authorization(shown)
-        auth = self._api.auth
-        if not keys.token and auth.rules.needs_token:
-            raise _Refusal(Failure.UNAUTHORIZED, _SEND_TOKEN)
         settings = self._settings
-        caller = auth.authenticate(asked, "submit")
-        if caller is None:
-            caller = await auth.look_up(asked, "submit")
-        admission = auth.admission(asked, caller)
-        request.identify(caller)
+        admission = await self._admitted(request, headers, keys)
+        caller = admission.caller
         who = self._identities.get(
             path,
             headers,
@@ -1153,6 +1146,40 @@ class Gateway:
         if not is_counted and not warning:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
         return Sender(who, keys, caller, headers, request.holder, reserve, warning=warning)
+
+    async def _admitted(
+        self, request: Request, headers: RequestHeaders, keys: ClientKeys
+    ) -> Admission:
+        """Let in whoever sends a request, or refuse it; from now on it counts for that token."""
+        shown = _shown(keys)
+        is_shown = headers.raw(b"authorization") == shown
+        asked = request if is_shown else request.with_authorization(shown)
+        auth = self._api.auth
+        if not keys.token and auth.rules.needs_token:
+            raise _Refusal(Failure.UNAUTHORIZED, _SEND_TOKEN)
+        caller = auth.authenticate(asked, "submit")
+        if caller is None:
+            caller = await auth.look_up(asked, "submit")
+        admission = auth.admission(asked, caller)
+        request.identify(caller)
+        return admission
+
+    async def _note_sender(self, request: Request) -> None:
+        """Have a request that another node answers count here for whoever sends it.
+
+        That node lets it in or not: where the store is away it is asked all the same.
+        """
+        headers = RequestHeaders(request.all_headers())
+        keys = keys_of(headers)
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(ENDED_SECONDS):
+                if keys.token.startswith(TASK_TOKEN_PREFIX):
+                    project_id = await self._calls.tasks.project_of(keys.token)
+                    if project_id is None:
+                        raise _Refusal(Failure.UNAUTHORIZED, _NO_ATTEMPT)
+                    request.identify(_caller_for_tasks(project_id))
+                else:
+                    await self._admitted(request, headers, keys)
 
     async def _scope_warning(self, caller: Caller, scopes: list[Scope]) -> bytes:
         """Return a warning about budgets that nobody has defined, most likely typing errors.
@@ -1196,12 +1223,7 @@ class Gateway:
         if attempt is None:
             raise _Refusal(Failure.UNAUTHORIZED, _NO_ATTEMPT)
         task = attempt.task
-        caller = Caller(
-            name=task.id,
-            permissions=frozenset(("submit",)),
-            token_id=task.id,
-            bounds=Bounds(project_id=task.project_id, agent_id=attempt.agent_id),
-        )
+        caller = _caller_for_tasks(task.project_id, attempt.agent_id)
         request.identify(caller)
         known = self._api.submission_parser.knows_project
         who = identify(path, headers, bounds=caller.bounds, knows_project=known)
@@ -2690,9 +2712,22 @@ def _shown(keys: ClientKeys) -> bytes:
     return f"Bearer {keys.token}".encode() if keys.token else b""
 
 
+def _caller_for_tasks(project_id: str, agent_id: str | None = None) -> Caller:
+    """Return who makes the calls of tasks: each has a token, and all of a project one share."""
+    name = f"tasks of {project_id}"
+    return Caller(
+        name=name,
+        permissions=frozenset(("submit",)),
+        token_id=name,
+        bounds=Bounds(project_id=project_id, agent_id=agent_id),
+    )
+
+
 def _identity(asked: Asked) -> str:
     """Return what a retry of the same call has in common with it."""
-    parts = (asked.sender.holder.key, asked.session, asked.path, asked.who.project_id)
+    sender = asked.sender
+    sent_by = sender.holder.key if sender.task is None else sender.task.task.id
+    parts = (sent_by, asked.session, asked.path, asked.who.project_id)
     digest = asked.body.hash()
     digest.update("\0".join(parts).encode(errors="replace"))
     return digest.hexdigest()
