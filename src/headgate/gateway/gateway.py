@@ -42,7 +42,14 @@ from headgate.api.forwarding import FORWARDED
 from headgate.api.http.request import ClientGoneError, Head, Request
 from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
-from headgate.api.shares import HeldAnswer, Holder, Pool, check_room
+from headgate.api.shares import (
+    ROOM_LOOK_SECONDS,
+    ROOM_SECONDS,
+    HeldAnswer,
+    Holder,
+    Pool,
+    check_room,
+)
 from headgate.api.submission import excerpt
 from headgate.budgets.tracker import FRESH_SECONDS
 from headgate.config.settings import GatewaySettings, Settings
@@ -1452,7 +1459,7 @@ class Gateway:
             raise _of_budget(error, asked.sender.caller.told(line)) from None
         except NotDispatchingError:
             self._calls.hand_over(live)
-            asked.client.read_again(await self._body_of(asked))
+            asked.client.read_again(await self._read_body(asked))
             events = -1 if asked.client.relay is None else asked.client.relay.events
             place = Place(live.id, live.record.created_at, events)
             raise _HandedOver(place, was_taken=True) from None
@@ -1805,8 +1812,8 @@ class Gateway:
             lines += header_lines((credentials.header, *upstream.headers))
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.client.began_at - asked.waited_seconds
-        live.change(tries=live.record.tries + 1)
         body = asked.body.at_once or await self._body_of(asked)
+        live.change(tries=live.record.tries + 1)
         if asked.is_large:
             body = await asyncio.to_thread(self._body, asked, live, body)
         else:
@@ -1826,10 +1833,33 @@ class Gateway:
             response.close()
 
     async def _body_of(self, asked: Asked) -> bytes:
-        """Return what the client has sent; where it comes back from the disk it counts as held."""
-        body = await asked.body.read()
-        asked.client.request.count_body(len(body))
-        return body
+        """Return what the client has sent; what comes back from the disk waits for room in memory.
+
+        A caller that has nothing in memory waits for nobody. While one waits, another body of it
+        may have its room on the disk. It ends if no room comes: what it has had counts in the
+        share.
+        """
+        if asked.body.at_once is not None:
+            return asked.body.at_once
+        pool, holder = self._api.shares.bytes, asked.sender.holder
+        asked.body.leave_room()
+        try:
+            async with asyncio.timeout(ROOM_SECONDS):
+                while (  # noqa: ASYNC110 - nobody tells of room
+                    pool.of(holder.key) and not pool.has_room(holder, asked.body.size)
+                ):
+                    await asyncio.sleep(ROOM_LOOK_SECONDS)
+        except TimeoutError:
+            line = f"there was no room in memory for it within {ROOM_SECONDS:g} s:"
+            line += f" {pool.of(holder.key):,} bytes of your requests and answers are held, of"
+            line += f" {pool.most:,} in all; send less at a time"
+            raise _Refusal(Failure.UNAVAILABLE, line) from None
+        return await self._read_body(asked)
+
+    async def _read_body(self, asked: Asked) -> bytes:
+        """Return what the client has sent; from now on it counts as held in memory."""
+        asked.client.request.count_body(asked.body.size)
+        return await asked.body.read()
 
     def _body(self, asked: Asked, live: LiveCall, body: bytes) -> bytes:
         """Return what goes upstream for what the client has sent."""
