@@ -194,7 +194,7 @@ async def test_what_is_passed_on_opens_no_circuit(
         assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("sender", ["two tokens", "two tasks"])
+@pytest.mark.parametrize("sender", ["two tokens", "two tasks", "an agent's token and its tasks"])
 async def test_one_tenant_closes_no_upstream_with_two_senders(
     tmp_path: Path, sender: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,8 +209,15 @@ async def test_one_tenant_closes_no_upstream_with_two_senders(
                 assert failed.status_code == 502, failed.text
         else:
             calls = [{"prompt": f"BAD {number}"} for number in range(CIRCUIT_FAILURES)]
+            project = "a"
+            if sender == "an agent's token and its tasks":
+                own = await token(gateway, None, "ann")
+                failed = await gateway.ask(CHAT, "BAD", headers=own)
+                assert failed.status_code == 502, failed.text
+                tokens, project = [own, own], "b"
             for one in tokens:
-                body: dict[str, object] = {"action": "work", "projectId": "a", "target": "plain"}
+                body: dict[str, object] = {"action": "work", "projectId": project}
+                body["target"] = "plain"
                 body["params"] = {"calls": calls}
                 sent = await gateway.client.post("/tasks", json=body, headers=one)
                 assert sent.status_code == 202, sent.text

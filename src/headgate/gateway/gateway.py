@@ -454,6 +454,14 @@ class Sender(NamedTuple):
             return f"agent:{caller.agent_id}"
         return f"token:{caller.token_id}"
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Who may be the tenant: a task was sent for its project, or for its agent alone."""
+        task = None if self.task is None else self.task.task
+        if task is None or not task.has_claims or task.agent_id is None:
+            return frozenset((self.tenant,))
+        return frozenset((self.tenant, f"agent:{task.agent_id}"))
+
     def has(self, stored: StoredResponse) -> bool:
         """Tell whether the sender may have a response; a task has what whoever sent it has."""
         bounds = self.caller.bounds
@@ -2119,8 +2127,8 @@ class Gateway:
         if asked.name == OTHER:
             # Nobody here knows what was asked, so that it may be what fails.
             return
-        now, tenant = self._api.engine.now(), asked.sender.tenant
-        closure = self._upstreams.failed(upstream, why, now, tenant=tenant)
+        now, tenants = self._api.engine.now(), asked.sender.tenants
+        closure = self._upstreams.failed(upstream, why, now, tenants=tenants)
         if closure is not None:
             self._calls.close(closure)
 

@@ -203,22 +203,26 @@ class Circuit:
 
     def __init__(self) -> None:
         self.failures = 0
-        self._tenants: set[str] = set()
+        self._tenants: set[frozenset[str]] = set()
+        self._is_of_many = False
 
     def answered(self) -> None:
         """Note an answer that is no failure of the upstream."""
         self.failures = 0
         self._tenants.clear()
+        self._is_of_many = False
 
-    def failed(self, tenant: str) -> float | None:
+    def failed(self, tenants: frozenset[str]) -> float | None:
         """Note a failure; return for how many seconds the circuit opens, None if it does not.
 
-        `tenant` is empty where an operator has made the call.
+        `tenants` are those one of whom has made the call; empty stands for an operator.
         """
         self.failures += 1
+        if "" in tenants or any(tenants.isdisjoint(one) for one in self._tenants):
+            self._is_of_many = True
         if len(self._tenants) < CIRCUIT_FAILURES:
-            self._tenants.add(tenant)
-        if self.failures < CIRCUIT_FAILURES or not ("" in self._tenants or len(self._tenants) > 1):
+            self._tenants.add(tenants)
+        if self.failures < CIRCUIT_FAILURES or not self._is_of_many:
             return None
         doubled = CIRCUIT_SECONDS * 2.0 ** min(self.failures - CIRCUIT_FAILURES, 10)
         return min(doubled, MAX_CIRCUIT_SECONDS)
@@ -582,10 +586,10 @@ class Upstreams:
         )
 
     def failed(
-        self, upstream: Upstream, why: str, now: float, *, tenant: str
+        self, upstream: Upstream, why: str, now: float, *, tenants: frozenset[str]
     ) -> GateClosure | None:
         """Note a failure; return what it closes, if there were too many in a row."""
-        seconds = upstream.circuit.failed(tenant)
+        seconds = upstream.circuit.failed(tenants)
         if seconds is None:
             return None
         return GateClosure(
