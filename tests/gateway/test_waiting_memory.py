@@ -22,6 +22,7 @@ from gateway.gateway_service import (
 )
 from gateway.test_gateway_isolation import token
 from headgate.api.shares import Holder, SpillRoom
+from headgate.core.call import CallState
 from headgate.gateway import gateway as gateway_module
 from headgate.gateway import request_body
 from headgate.gateway.gateway import Patience
@@ -246,6 +247,8 @@ async def test_bodies_that_come_back_from_the_disk_leave_room_for_others(
         refused = [answer for answer in answers if answer.status_code == 503]
         assert {answer.status_code for answer in answers} == ({200} if is_patient else {200, 503})
         assert all("no room in memory" in answer.text for answer in refused)
+        states = {(await gateway.record(answer)).state for answer in refused}
+        assert states <= {CallState.FAILED}, "its permit counts in the share"
         assert (await honest).status_code == 200
         await gateway.until(lambda: not shares.spilled.files.taken + shares.spilled.bytes.taken)
 

@@ -1820,8 +1820,8 @@ class Gateway:
             lines += header_lines((credentials.header, *upstream.headers))
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.client.began_at - asked.waited_seconds
-        body = asked.body.at_once or await self._body_of(asked)
         live.change(tries=live.record.tries + 1)
+        body = asked.body.at_once or await self._body_of(asked)
         if asked.is_large:
             body = await asyncio.to_thread(self._body, asked, live, body)
         else:
