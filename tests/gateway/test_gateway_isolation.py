@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -429,6 +430,10 @@ async def test_no_rate_left_on_one_model_closes_no_other(tmp_path: Path) -> None
         waiting.cancel()
 
 
+def in_hand_are_more(gateway: GatewayService, count: int) -> bool:
+    return gateway.gateway.in_hand > count
+
+
 async def test_the_tasks_of_a_project_have_one_share_of_the_calls_together(tmp_path: Path) -> None:
     async with gateway_service(tmp_path, TENANTS + PLAIN) as gateway:
         gateway.service.engine.node.address = f"http://127.0.0.1:{gateway.port}"
@@ -439,7 +444,7 @@ async def test_the_tasks_of_a_project_have_one_share_of_the_calls_together(tmp_p
         for number in range(4):
             body = {"action": "call", "target": "plain", "agentId": f"a{number}", "params": holds}
             taken = await gateway.client.post("/tasks", json=body, headers=one)
-            await gateway.until(lambda count=number: gateway.gateway.in_hand > count)
+            await gateway.until(partial(in_hand_are_more, gateway, number))
             keys.append({"x-api-key": await token_of(gateway, taken.json()["taskId"])})
         calls = [
             gateway.start(CHAT, "[[until later]]", headers=keys[number % 4]) for number in range(40)
@@ -454,3 +459,42 @@ async def test_the_tasks_of_a_project_have_one_share_of_the_calls_together(tmp_p
         gateway.upstream.releases.add("later")
         assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200, 429}
         assert (await honest).status_code == 200
+
+
+TWO_KEYS = """
+[[slots]]
+name = "of-a"
+provider = "openai"
+base_url = "{openai_url}"
+key_env = "A_KEY"
+projects = ["a"]
+
+[[slots]]
+name = "of-b"
+provider = "openai"
+base_url = "{openai_url}"
+key_env = "B_KEY"
+projects = ["b"]
+
+[upstreams.openai]
+kind = "openai"
+base_url = "{openai_url}"
+slots = ["of-b", "of-a"]
+"""
+
+
+async def test_models_are_listed_once_and_with_no_key_of_another_project(tmp_path: Path) -> None:
+    """A key may see models that nobody else is to know of, and each question counts at it."""
+    environ = {"A_KEY": "sk-a", "B_KEY": "sk-b"}
+    async with gateway_service(tmp_path, TENANTS, upstreams=TWO_KEYS, environ=environ) as gateway:
+        tokens = {name: await token(gateway, name) for name in ("a", "b", "careful")}
+        for name in ("a", "b"):
+            asked = [gateway.client.get("/v1/models", headers=tokens[name]) for _ in range(8)]
+            answers = await asyncio.gather(*asked)
+            assert {answer.status_code for answer in answers} == {200}
+        keys = [one.key for one in gateway.upstream.requests if one.path == "/v1/models"]
+        assert keys == ["sk-a", "sk-b"]
+        refused = await gateway.client.get("/v1/models", headers=tokens["careful"])
+        assert refused.status_code == 401, refused.text
+        assert "B_KEY" not in refused.text
+        assert [one.key for one in gateway.upstream.requests] == keys

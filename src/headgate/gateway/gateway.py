@@ -2534,23 +2534,28 @@ class Gateway:
             for name in names or ():
                 found.setdefault(name, ListedModel(name, upstream.name))
         if not found and all(names is None for names in lists):
-            raise self._no_models(kind, speaking, keys)
+            raise self._no_models(kind, speaking, sender)
         return list(found.values())
 
     def _open_first(self, upstream: Upstream, project_id: str) -> list[str]:
-        """Return the slots of an upstream in their order, those that are closed last."""
-        slots = upstream.settings.slots
+        """Return the slots that a project may use of an upstream, those that are closed last."""
+        every = self._settings.slots
+        slots = [
+            one
+            for one in upstream.settings.slots
+            if (projects := every[one].projects) is None or project_id in projects
+        ]
         known = self._calls.open_slots(self._upstreams.route(upstream, OTHER, ""), project_id)
         return sorted(slots, key=lambda one: known is not None and one not in known)
 
-    def _no_models(self, kind: str, speaking: list[Upstream], keys: ClientKeys) -> _Refusal:
+    def _no_models(self, kind: str, speaking: list[Upstream], sender: Sender) -> _Refusal:
         """Say why nothing can be listed: an empty list would say that there are no models."""
         if not speaking:
             return _Refusal(Failure.NOT_FOUND, f"there is no upstream of kind {kind}")
         first = speaking[0]
-        slot = next(iter(first.settings.slots), None)
+        slot = next(iter(self._open_first(first, sender.identity.project_id)), None)
         has_key = self._upstreams.has_key(first)
-        if self._upstreams.key_problem(first, slot) or not (has_key or keys.provider_key):
+        if self._upstreams.key_problem(first, slot) or not (has_key or sender.keys.provider_key):
             return self._no_key(first, slot)
         line = f"upstream '{first.name}' does not list its models now; a call may name one all the"
         line += f" same, and models = [...] in [upstreams.{first.name}] has them listed"
