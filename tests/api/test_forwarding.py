@@ -9,6 +9,8 @@ import pytest
 from api.asgi_client import Client, Response, answer_of
 from executors.endpoint import Answer, Seen, free_port, reply, reply_json, running_endpoint
 from headgate.api import forwarding
+from headgate.api.callers import Caller
+from headgate.api.http.request import Request
 from headgate.errors import NotDispatchingError
 
 WHY = "/tasks/tsk_x/why"
@@ -105,3 +107,33 @@ async def test_a_node_that_does_not_let_this_one_in_was_not_reached(status: int)
     refusal = reply(status, b"{}", Content_Type="application/problem+json")
     async with running_endpoint(refusal) as endpoint:
         check_refusal(await asked(endpoint.url), endpoint.url)
+
+
+async def test_one_caller_leaves_the_others_their_questions() -> None:
+    """The other node may take its time with one that asks too much."""
+    free = asyncio.Event()
+
+    async def answer(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if seen.headers["x-request-id"] == "greedy":
+            await free.wait()
+        writer.write(reply_json({}))
+
+    def sent_by(name: str) -> Request:
+        headers = [(b"x-request-id", name.encode())]
+        request = Request({"type": "http", "method": "GET", "headers": headers}, asyncio.sleep)
+        request.request_id = name.encode()
+        request.caller = Caller(name=name, token_id=name)
+        return request
+
+    async with running_endpoint(answer) as endpoint:
+        forwarder = forwarding.Forwarder()
+        greedy = [
+            asyncio.create_task(forwarder.ask(endpoint.url, WHY, sent_by("greedy")))
+            for _ in range(3 * forwarding.MAX_CONNECTIONS)
+        ]
+        async with asyncio.timeout(10.0):
+            while len(endpoint.seen) < forwarding.MAX_CONNECTIONS // 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert await forwarder.ask(endpoint.url, WHY, sent_by("modest")) is not None
+        free.set()
+        assert all(await asyncio.gather(*greedy))

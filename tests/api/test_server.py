@@ -30,6 +30,7 @@ SUBMIT = b"POST /tasks HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n
 )
 ALIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 HURRY = 0.05
+UNKNOWN = "unknown"
 
 
 class Peer:
@@ -601,30 +602,60 @@ def test_the_first_step_of_a_request_counts_for_whoever_sent_it(run: Serve) -> N
         __call__ = staticmethod(answer)
 
         @staticmethod
-        def check_head(head: Head) -> Caller:
+        def check_head(head: Head) -> Caller | None:
             name = head.authorization.decode().removeprefix("Bearer ")
-            return Caller(name=name, token_id=name)
+            return None if name == UNKNOWN else Caller(name=name, token_id=name)
 
-    def submit(name: str) -> bytes:
-        named = b"\r\nAuthorization: Bearer %b\r\n\r\n" % name.encode()
-        return SUBMIT.replace(b"\r\n\r\n", named)
+    def named(request: bytes, name: str) -> bytes:
+        line = b"\r\nAuthorization: Bearer %b\r\n\r\n" % name.encode()
+        return request.replace(b"\r\n\r\n", line)
 
     # More than the heads of which one is remembered, and one of those again.
     many = [f"t{number}" for number in range(connection.MAX_UNLIKE_HEADS + 2)]
-    in_turn = ["greedy", "modest", "greedy", "greedy", *many, "t7", "t7", "greedy"]
-    at_once = ["greedy", "modest", "modest", "t1"]
+    in_turn = ["greedy", "modest", "greedy", "greedy", *many, "t7", "t7", "greedy", UNKNOWN]
+    at_once = ["greedy", "modest", "modest", UNKNOWN, "t1"]
+
+    async def scenario(connect: Connect) -> None:
+        for request in (SUBMIT, ALIVE):
+            peer = await connect()
+            for name in in_turn:
+                await peer.send(named(request, name))
+                assert (await peer.answer())[0] == 200
+            await peer.send(b"".join(named(request, name) for name in at_once))
+            for _ in at_once:
+                assert (await peer.answer())[0] == 200
+
+    run(scenario, App())
+    address = shares.address_key("127.0.0.1")
+    expected = [address if name == UNKNOWN else name for name in in_turn + at_once]
+    assert counted == 2 * expected
+
+
+def test_a_body_counts_for_nobody_who_used_its_connection_before(run: Serve) -> None:
+    """A proxy or another node sends requests of many; one is not known before it is complete."""
+
+    async def answer(_: Any, __: Any, send: Any) -> None:
+        await answer_with(send, b"ok")
+
+    class App:
+        shares = shares.Shares()
+        __call__ = staticmethod(answer)
+
+        @staticmethod
+        def check_head(head: Head) -> Caller | None:
+            full = Caller(name="full", token_id="full", permissions=frozenset(("submit",)))
+            return full if head.authorization else None
 
     async def scenario(connect: Connect) -> None:
         peer = await connect()
-        for name in in_turn:
-            await peer.send(submit(name))
-            assert (await peer.answer())[0] == 200
-        await peer.send(b"".join(submit(name) for name in at_once))
-        for _ in at_once:
-            assert (await peer.answer())[0] == 200
+        await peer.send(SUBMIT.replace(b"\r\n\r\n", b"\r\nAuthorization: full\r\n\r\n"))
+        assert (await peer.answer())[0] == 200
+        pool = App.shares.bytes
+        pool.take("full", shares.SHARE * pool.most // (shares.SHARE + 1))
+        await peer.send(SUBMIT)
+        assert (await peer.answer())[0] == 200
 
     run(scenario, App())
-    assert counted == in_turn + at_once
 
 
 @pytest.mark.parametrize("data", [ALIVE, ALIVE[:20], SUBMIT, SUBMIT[:-5]])

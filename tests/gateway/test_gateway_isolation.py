@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from gateway.gateway_service import (
     asking,
     gateway_service,
 )
-from gateway.test_task_calls import ended
+from gateway.test_task_calls import PLAIN, ended, token_of
 from headgate.config.settings import Settings
 from headgate.config.slot_keys import SlotKeys
 from headgate.core.task import TaskStatus
@@ -193,7 +195,7 @@ async def test_what_is_passed_on_opens_no_circuit(
         assert answer.status_code == 200
 
 
-@pytest.mark.parametrize("sender", ["two tokens", "two tasks"])
+@pytest.mark.parametrize("sender", ["two tokens", "two tasks", "an agent's token and its tasks"])
 async def test_one_tenant_closes_no_upstream_with_two_senders(
     tmp_path: Path, sender: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,8 +210,15 @@ async def test_one_tenant_closes_no_upstream_with_two_senders(
                 assert failed.status_code == 502, failed.text
         else:
             calls = [{"prompt": f"BAD {number}"} for number in range(CIRCUIT_FAILURES)]
+            project = "a"
+            if sender == "an agent's token and its tasks":
+                own = await token(gateway, None, "ann")
+                failed = await gateway.ask(CHAT, "BAD", headers=own)
+                assert failed.status_code == 502, failed.text
+                tokens, project = [own, own], "b"
             for one in tokens:
-                body: dict[str, object] = {"action": "work", "projectId": "a", "target": "plain"}
+                body: dict[str, object] = {"action": "work", "projectId": project}
+                body["target"] = "plain"
                 body["params"] = {"calls": calls}
                 sent = await gateway.client.post("/tasks", json=body, headers=one)
                 assert sent.status_code == 202, sent.text
@@ -419,3 +428,73 @@ async def test_no_rate_left_on_one_model_closes_no_other(tmp_path: Path) -> None
         waiting = gateway.start(CHAT, model="gpt-5-mini")
         await gateway.until_waiting()
         waiting.cancel()
+
+
+def in_hand_are_more(gateway: GatewayService, count: int) -> bool:
+    return gateway.gateway.in_hand > count
+
+
+async def test_the_tasks_of_a_project_have_one_share_of_the_calls_together(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, TENANTS + PLAIN) as gateway:
+        gateway.service.engine.node.address = f"http://127.0.0.1:{gateway.port}"
+        one, other = await token(gateway, "a"), await token(gateway, "b")
+        gateway.gateway._in_hand.most = 32
+        holds = {"calls": [{"prompt": "[[until later]]"}]}
+        keys = []
+        for number in range(4):
+            body = {"action": "call", "target": "plain", "agentId": f"a{number}", "params": holds}
+            taken = await gateway.client.post("/tasks", json=body, headers=one)
+            await gateway.until(partial(in_hand_are_more, gateway, number))
+            keys.append({"x-api-key": await token_of(gateway, taken.json()["taskId"])})
+        calls = [
+            gateway.start(CHAT, "[[until later]]", headers=keys[number % 4]) for number in range(40)
+        ]
+        await gateway.until(
+            lambda: sum(call.done() for call in calls) + gateway.gateway.in_hand == 44
+        )
+        honest = gateway.start(CHAT, "[[until later]]", headers=other)
+        before = gateway.gateway.in_hand
+        await gateway.until(lambda: honest.done() or gateway.gateway.in_hand > before)
+        assert not honest.done(), honest.result().text
+        gateway.upstream.releases.add("later")
+        assert {answer.status_code for answer in await asyncio.gather(*calls)} == {200, 429}
+        assert (await honest).status_code == 200
+
+
+TWO_KEYS = """
+[[slots]]
+name = "of-a"
+provider = "openai"
+base_url = "{openai_url}"
+key_env = "A_KEY"
+projects = ["a"]
+
+[[slots]]
+name = "of-b"
+provider = "openai"
+base_url = "{openai_url}"
+key_env = "B_KEY"
+projects = ["b"]
+
+[upstreams.openai]
+kind = "openai"
+base_url = "{openai_url}"
+slots = ["of-b", "of-a"]
+"""
+
+
+async def test_models_are_listed_once_and_with_no_key_of_another_project(tmp_path: Path) -> None:
+    """A key may see models that nobody else is to know of, and each question counts at it."""
+    environ = {"A_KEY": "sk-a", "B_KEY": "sk-b"}
+    async with gateway_service(tmp_path, TENANTS, upstreams=TWO_KEYS, environ=environ) as gateway:
+        tokens = {name: await token(gateway, name) for name in ("a", "b", "careful")}
+        for name in ("a", "b"):
+            asked = [gateway.client.get("/v1/models", headers=tokens[name]) for _ in range(8)]
+            answers = await asyncio.gather(*asked)
+            assert {answer.status_code for answer in answers} == {200}
+        keys = [one.key for one in gateway.upstream.requests if one.path == "/v1/models"]
+        assert keys == ["sk-a", "sk-b"]
+        refused = await gateway.client.get("/v1/models", headers=tokens["careful"])
+        assert refused.status_code == 401, refused.text
+        assert "B_KEY" not in refused.text
+        assert [one.key for one in gateway.upstream.requests] == keys

@@ -34,9 +34,11 @@ from gateway.gateway_service import (
     error_of,
     gateway_service,
 )
+from gateway.test_gateway_isolation import TENANTS, token
 from gateway.test_task_calls import claim, ended, submit
 from headgate.engine import call_registry
 from headgate.engine import node as node_module
+from headgate.gateway import gateway as gateway_module
 from headgate.gateway import relay
 from headgate.gateway.gateway import Patience
 from headgate.gateway.relay import FORWARDED_SECONDS, Place, forwarded_mark, key_of_request
@@ -55,6 +57,7 @@ limit_usd = "5"
 WITHOUT_ESCROW = "[gateway]\nescrow = false\n"
 CHANGES = ("resigned", "cut off")
 SHARED_CALLS = 300
+LONG = "x" * 60_000
 TEAM = f"/p/team{MESSAGES}"
 
 
@@ -733,3 +736,41 @@ async def test_a_client_cannot_make_up_a_place(tmp_path: Path, postgres: Postgre
         answer: httpx2.Response = await nodes.first.ask(TEAM, headers=forged)
         assert answer.status_code == 200
         assert answer.headers["x-headgate-call-id"] != "call-0"
+
+
+async def test_what_a_node_passes_on_counts_there_for_whoever_sent_it(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """Behind a proxy all tenants have one address."""
+    async with two_nodes(tmp_path, postgres, TENANTS) as nodes:
+        one, other = await token(nodes.first, "a"), await token(nodes.first, "b")
+        nodes.second.service.api.shares.bytes.most = 1 << 20
+        running = nodes.first.start(MESSAGES, "[[until later]]", headers=one)
+        await nodes.first.until(lambda: len(nodes.upstream.requests) == 1)
+        hostile = [
+            nodes.second.start(MESSAGES, f"{number} " + LONG, headers=one) for number in range(20)
+        ]
+        await nodes.first.until(
+            lambda: sum(call.done() for call in hostile) + nodes.first.waiting == len(hostile)
+        )
+        before = nodes.first.waiting
+        assert 0 < before < len(hostile)
+        honest = nodes.second.start(MESSAGES, LONG, headers=other)
+        await nodes.first.until(lambda: honest.done() or nodes.first.waiting > before)
+        assert not honest.done(), honest.result().text
+        nodes.upstream.releases.add("later")
+        assert {(await call).status_code for call in (running, honest)} == {200}
+        assert {(await call).status_code for call in hostile} == {200, 429}
+
+
+async def test_a_node_passes_on_what_comes_while_it_cannot_look_up_who_sends_it(
+    tmp_path: Path, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "ENDED_SECONDS", 0.1)
+    async with two_nodes(tmp_path, postgres, TENANTS) as nodes:
+        known, unknown = await token(nodes.second, "a"), await token(nodes.second, "b")
+        await nodes.change("resigned")
+        assert (await nodes.first.ask(MESSAGES, headers=known)).status_code == 200
+        nodes.link.hold()
+        answer = await nodes.first.ask(MESSAGES, headers=unknown)
+        assert answer.status_code == 200, answer.text

@@ -20,7 +20,10 @@ from gateway.gateway_service import (
     asking,
     gateway_service,
 )
+from gateway.test_gateway_isolation import token
 from headgate.api.shares import Holder, SpillRoom
+from headgate.core.call import CallState
+from headgate.gateway import gateway as gateway_module
 from headgate.gateway import request_body
 from headgate.gateway.gateway import Patience
 from headgate.gateway.request_body import LEAST_BYTES, RequestBody
@@ -123,8 +126,14 @@ def test_a_caller_leaves_room_on_the_disk_for_others(tmp_path: Path, pool: str) 
     asyncio.run(scenario())
 
 
-async def test_calls_that_wait_take_no_more_of_the_disk_than_their_share(tmp_path: Path) -> None:
-    """What has no room there stays in memory, and there it counts until nothing more is taken."""
+async def test_calls_that_wait_take_no_more_of_the_disk_than_their_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no room there stays in memory, and there it counts until nothing more is taken.
+
+    Those that have their turn leave their room on the disk to others, and find some in memory.
+    """
+    monkeypatch.setattr(gateway_module, "SPILL_AGAIN_SECONDS", 0.05)
     size = 1024 * 1024
     async with gateway_service(tmp_path, "[projects.a]\n", inflight=1) as gateway:
         gateway.gateway.patience = Patience(memory_seconds=0.1)
@@ -194,6 +203,46 @@ async def test_a_body_that_comes_back_from_the_disk_counts_as_memory(tmp_path: P
         gateway.upstream.releases.add("later")
         assert (await second).status_code == 200
         await gateway.until(lambda: not shares.bytes.taken)
+
+
+@pytest.mark.parametrize("is_patient", [True, False])
+async def test_bodies_that_come_back_from_the_disk_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_patient: bool
+) -> None:
+    """What there is no room for waits, and not for ever."""
+    if not is_patient:
+        monkeypatch.setattr(gateway_module, "ROOM_SECONDS", 0.1)
+    size, count = 1024 * 1024, 8
+    async with gateway_service(tmp_path, "[projects.a]\n[projects.b]\n", inflight=count) as gateway:
+        gateway.gateway.patience = Patience(memory_seconds=0.0)
+        shares = gateway.service.api.shares
+        shares.bytes.most = 6 * size
+        one, other = await token(gateway, "a"), await token(gateway, "b")
+        first = [gateway.start(CHAT, "[[until go]]", headers=one) for _ in range(count)]
+        await gateway.until(lambda: len(gateway.upstream.requests) == count)
+        large = []
+        for number in range(count):
+            prompt = f"[[until later]] {number}" + "x" * size
+            large.append(gateway.start(CHAT, prompt, headers=one))
+            await gateway.until(lambda: shares.spilled.bytes.taken > len(large) * size)
+        gateway.upstream.releases.add("go")
+        assert {(await call).status_code for call in first} == {200}
+        await gateway.until(lambda: not gateway.waiting and len(gateway.upstream.requests) > count)
+        honest = gateway.start(CHAT, "x" * size, headers=other)
+        await gateway.until(lambda: honest.done() or gateway.waiting == 1)
+        assert not honest.done() or honest.result().status_code == 200, honest.result().text
+        assert shares.bytes.taken < shares.bytes.most
+        if not is_patient:
+            await gateway.until(lambda: any(call.done() for call in large))
+        gateway.upstream.releases.add("later")
+        answers = await asyncio.gather(*large)
+        refused = [answer for answer in answers if answer.status_code == 503]
+        assert {answer.status_code for answer in answers} == ({200} if is_patient else {200, 503})
+        assert all("no room in memory" in answer.text for answer in refused)
+        states = {(await gateway.record(answer)).state for answer in refused}
+        assert states <= {CallState.FAILED}, "its permit counts in the share"
+        assert (await honest).status_code == 200
+        await gateway.until(lambda: not shares.spilled.files.taken + shares.spilled.bytes.taken)
 
 
 def resident_bytes(pid: int) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headgate.api.http.request import Request
 from headgate.api.http.response import PROBLEM_JSON, Headers, Response
+from headgate.api.shares import Making
 
 if TYPE_CHECKING:
     import httpx2
@@ -33,9 +34,13 @@ _LOG = logging.getLogger("headgate.api")
 
 
 class Forwarder:
-    """Passes questions on to other nodes; redirects are not followed, and proxies not asked."""
+    """Passes questions on to other nodes; redirects are not followed, and proxies not asked.
+
+    Callers take turns: the other node may let one wait that asks too much.
+    """
 
     def __init__(self) -> None:
+        self._turns = Making(MAX_CONNECTIONS)
         self._transport: httpx2.AsyncHTTPTransport | None = None
         self._streams: httpx2.AsyncHTTPTransport | None = None
 
@@ -47,7 +52,7 @@ class Forwarder:
         import httpx2  # noqa: PLC0415
 
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
+            async with self._turns.turn(request.holder), asyncio.timeout(ANSWER_SECONDS):
                 return await self._ask(address + path, request)
         except (TimeoutError, httpx2.RequestError, httpx2.InvalidURL) as error:
             _LOG.warning("the node at %s was not reached: %r", address, error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from headgate.api.calls import live_counts
 from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import Response, json_response
+from headgate.api.http.slices import in_slices
 from headgate.api.schema.admin import LaneBody, LaneListBody
 from headgate.api.schema.tasks import (
     AgentCountBody,
@@ -32,7 +34,7 @@ from headgate.api.submission import check_unknown
 from headgate.core.dispatch_state import LaneStats
 from headgate.core.retention import StoreSize
 from headgate.core.snapshot import ProjectStatus, Standing
-from headgate.core.text import named_like
+from headgate.core.text import Steps, named_like
 from headgate.engine.history import RECENT_SECONDS, Step
 from headgate.metrics import CONTENT_TYPE
 from headgate.storage.store import LaneCount, Totals
@@ -64,10 +66,10 @@ async def show_stats(api: Api, request: Request, _: str) -> Response:
 
 async def stats_body(api: Api, caller: Caller) -> StatsBody:
     """Return what waits, what has happened, and the limits in force, as far as it is one's own."""
-    totals = own_totals(await api.engine.totals(), caller)
+    totals = await in_slices(own_totals(await api.engine.totals(), caller))
     return StatsBody(
-        queue=_queue(totals.lanes),
-        metrics=_metrics(totals),
+        queue=await in_slices(_queue(totals.lanes)),
+        metrics=await in_slices(_metrics(totals)),
         config=api.limits,
         paused=api.is_paused,
         stopped=list(islice(_stopped(api, caller), MAX_STOPPED)),
@@ -146,56 +148,64 @@ async def show_ready(api: Api, _: Request, __: str) -> Response:
     )
 
 
-def own_totals(totals: Totals, caller: Caller) -> Totals:
+def own_totals(totals: Totals, caller: Caller) -> Steps[Totals]:
     """Return the counts of what belongs to the caller; of whoever is bound, those of its lanes."""
     if not caller.is_bound:
         return totals
-    lanes, forgotten = (
-        tuple(
-            lane
-            for lane in found
-            if caller.owns(agent_id=lane.agent_id, project_id=lane.project_id)
-        )
-        for found in (totals.lanes, totals.forgotten)
-    )
-    return Totals(lanes=lanes, forgotten=forgotten, **_sums([*lanes, *forgotten]))
+    lanes = yield from _own_lanes(totals.lanes, caller)
+    forgotten = yield from _own_lanes(totals.forgotten, caller)
+    sums = yield from _sums([*lanes, *forgotten])
+    return Totals(lanes=tuple(lanes), forgotten=tuple(forgotten), **sums)
 
 
-def _queue(lanes: tuple[LaneCount, ...]) -> QueueBody:
-    agents: dict[str, AgentCountBody] = {}
+def _own_lanes(lanes: Iterable[LaneCount], caller: Caller) -> Steps[list[LaneCount]]:
+    own = []
     for lane in lanes:
-        count = agents.setdefault(lane.agent_id, AgentCountBody())
-        count.queued += lane.queued
-        count.inflight += lane.inflight
-    return QueueBody(
-        total_queued=sum(count.queued for count in agents.values()),
-        total_inflight=sum(count.inflight for count in agents.values()),
-        agents={name: count for name, count in agents.items() if count.queued or count.inflight},
-    )
+        if caller.owns(agent_id=lane.agent_id, project_id=lane.project_id):
+            own.append(lane)
+        yield
+    return own
 
 
-def _metrics(totals: Totals) -> MetricsBody:
-    agents = {name: _agent_metrics(_sums(lanes)) for name, lanes in _by_agent(totals.lanes)}
+def _queue(lanes: Iterable[LaneCount]) -> Steps[QueueBody]:
+    agents: dict[str, AgentCountBody] = {}
+    queued = inflight = 0
+    for lane in lanes:
+        if lane.queued or lane.inflight:
+            count = agents.setdefault(lane.agent_id, AgentCountBody())
+            count.queued += lane.queued
+            count.inflight += lane.inflight
+            queued += lane.queued
+            inflight += lane.inflight
+        yield
+    return QueueBody(total_queued=queued, total_inflight=inflight, agents=agents)
+
+
+def _metrics(totals: Totals) -> Steps[MetricsBody]:
+    by_agent: dict[str, list[LaneCount]] = {}
+    started = Counter[str]()
+    for lane in totals.lanes:
+        by_agent.setdefault(lane.agent_id, []).append(lane)
+        started[lane.agent_id] += lane.started
+        yield
+    busiest = sorted([(-count, name) for name, count in started.items()])[:MAX_AGENTS]
+    agents = {}
+    for _, name in busiest:
+        agents[name] = _agent_metrics((yield from _sums(by_agent.pop(name))))
+    if by_agent:
+        rest = (lane for lanes in by_agent.values() for lane in lanes)
+        agents[OTHER_AGENTS] = _agent_metrics((yield from _sums(rest)))
     whole = _agent_metrics({name: getattr(totals, name) for name in _HAPPENINGS})
     return MetricsBody(**msgspec.structs.asdict(whole), agents=agents)
 
 
-def _by_agent(lanes: tuple[LaneCount, ...]) -> Iterator[tuple[str, list[LaneCount]]]:
-    by_agent: dict[str, list[LaneCount]] = {}
+def _sums(lanes: Iterable[LaneCount]) -> Steps[dict[str, int]]:
+    sums = dict.fromkeys(_HAPPENINGS, 0)
     for lane in lanes:
-        by_agent.setdefault(lane.agent_id, []).append(lane)
-    busiest = sorted(by_agent.items(), key=lambda item: -sum(lane.started for lane in item[1]))
-    yield from busiest[:MAX_AGENTS]
-    rest = [lane for _, lanes in busiest[MAX_AGENTS:] for lane in lanes]
-    if rest:
-        yield OTHER_AGENTS, rest
-
-
-def _sums(lanes: list[LaneCount]) -> dict[str, int]:
-    if not lanes:
-        return dict.fromkeys(_HAPPENINGS, 0)
-    columns = zip(*map(_happenings, lanes), strict=True)
-    return dict(zip(_HAPPENINGS, map(sum, columns), strict=True))
+        for name, count in zip(_HAPPENINGS, _happenings(lane), strict=True):
+            sums[name] += count
+        yield
+    return sums
 
 
 def _agent_metrics(counts: dict[str, int]) -> AgentMetricsBody:
@@ -245,23 +255,33 @@ async def show_lanes(api: Api, request: Request, _: str) -> Response:
         find=given.get("find", ""),
         most=MAX_LANES,
     )
-    return json_response(OK, lane_list(api, await api.engine.totals(), request.caller, query))
+    steps = lane_list(api, await api.engine.totals(), request.caller, query)
+    return json_response(OK, await in_slices(steps))
 
 
-def lane_list(api: Api, totals: Totals, caller: Caller, query: LaneQuery) -> LaneListBody:
+def lane_list(api: Api, totals: Totals, caller: Caller, query: LaneQuery) -> Steps[LaneListBody]:
     """Return the lanes that have work and belong to the caller, the longest wait first."""
     found = api.engine.outlook.lanes(api.engine.now())
+    yield
     known = {(one.project_id, one.agent_id): one for one in found or ()}
-    lanes = [
-        (lane, known.get((lane.project_id, lane.agent_id)))
-        for lane in named_like(own_totals(totals, caller).lanes, query.find, _names)
-        if (lane.queued or lane.inflight) and query.project_id in (None, lane.project_id)
-    ]
-    lanes.sort(key=_order)
+    lanes = []
+    for lane in totals.lanes:
+        yield
+        if not (lane.queued or lane.inflight) or query.project_id not in (None, lane.project_id):
+            continue
+        is_own = caller.owns(agent_id=lane.agent_id, project_id=lane.project_id)
+        if is_own and named_like((lane,), query.find, _names):
+            stats = known.get((lane.project_id, lane.agent_id))
+            lanes.append((_order(lane, stats), lane, stats))
+    lanes.sort(key=itemgetter(0))
     end = None if query.most is None else query.first + query.most
+    bodies = []
+    # Only what is shown is made a body of: there may be thousands.
+    for _, lane, stats in lanes[query.first : end]:
+        bodies.append(_body(lane, stats, is_known=found is not None))
+        yield
     return LaneListBody(
-        # Only what is shown is made a body of: there may be thousands.
-        lanes=[_body(*one, is_known=found is not None) for one in lanes[query.first : end]],
+        lanes=bodies,
         count=len(lanes),
         strategy=api.limits.strategy,
     )
@@ -271,8 +291,7 @@ def _names(lane: LaneCount) -> tuple[str, str]:
     return lane.project_id, lane.agent_id
 
 
-def _order(known: tuple[LaneCount, LaneStats | None]) -> tuple[float, int, int, str, str]:
-    lane, stats = known
+def _order(lane: LaneCount, stats: LaneStats | None) -> tuple[float, int, int, str, str]:
     wait = None if stats is None else stats.longest_wait_seconds
     return -(wait or 0.0), -lane.queued, -lane.inflight, lane.project_id, lane.agent_id
 

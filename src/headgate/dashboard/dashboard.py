@@ -12,7 +12,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from posixpath import normpath
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from headgate.api.errors import ApiError
 from headgate.api.http.request import Request
 from headgate.api.http.response import Headers, Response, error_response, plain_page
 from headgate.api.http.slices import in_slices
+from headgate.api.shares import Making
 from headgate.config.settings import DashboardMode
 from headgate.core.text import Steps, ago, coming, relative
 from headgate.dashboard import (
@@ -201,7 +202,7 @@ class Dashboard:
         self._pages: Recent[Page] = Recent()
         self._regions: Recent[str | None] = Recent()
         self._sent = SentForms()
-        self._turns = asyncio.Semaphore(MAX_MADE)
+        self._turns = Making(MAX_MADE)
         self._tries = Tries()
         self.routes = tuple(self._routes())
 
@@ -266,7 +267,7 @@ class Dashboard:
         region = own.header(b"hx-target").decode("latin-1") if _is_fragment(own) else ""
         if region:
             return await self._region(route, view, name, region)
-        async with self._turn():
+        async with self._turn(own):
             return await self._drawn(view, await self._whole(route, view, name))
 
     async def _whole(self, route: PageRoute, view: View, name: str) -> Page:
@@ -277,31 +278,30 @@ class Dashboard:
         return page
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _turn(self, request: Request) -> AsyncIterator[None]:
         """Wait until a whole page may be made; regions need no turn: one drawing serves many."""
-        try:
-            async with asyncio.timeout(TURN_SECONDS):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise ApiError("limit_reached", _CROWDED) from None
-        try:
+        async with AsyncExitStack() as made:
+            try:
+                async with asyncio.timeout(TURN_SECONDS):
+                    await made.enter_async_context(self._turns.turn(request.holder))
+            except TimeoutError:
+                raise ApiError("limit_reached", _CROWDED) from None
             yield
-        finally:
-            self._turns.release()
 
     async def _region(self, route: PageRoute, view: View, name: str, region: str) -> Response:
         """Answer with the inside of one region; a page that has none of this name comes whole."""
-        key = drawing_key(route, view)
+        key, seat = drawing_key(route, view), view.request.seat
+        run = None if seat is None else partial(self._api.shares.turns.run, seat=seat)
 
         async def draw() -> str | None:
             # Several regions of a page are asked for together, and share its numbers.
-            page = await self._pages.get(key, partial(_page, route, view, name))
+            page = await self._pages.get(key, partial(_page, route, view, name), run)
             return await self._rendering.region(view, page, region)
 
-        text = await self._regions.get((*key, region), draw)
+        text = await self._regions.get((*key, region), draw, run)
         if text is None:
             # A whole page names its visitor, so it is drawn for each.
-            async with self._turn():
+            async with self._turn(view.request):
                 text = await self._rendering.page(view, await self._whole(route, view, name))
         return compressed(page_response(OK, self._with_secret(text, view)[0]), view.request)
 

@@ -12,7 +12,7 @@ import asyncio
 import gzip
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from hashlib import blake2b
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -283,15 +283,22 @@ class Recent(Generic[Made]):
         )
         self._sweep: asyncio.TimerHandle | None = None
 
-    async def get(self, key: tuple[object, ...], make: Callable[[], Awaitable[Made]]) -> Made:
+    async def get(
+        self,
+        key: tuple[object, ...],
+        make: Callable[[], Awaitable[Made]],
+        run: Callable[[Coroutine[Any, Any, Made]], Coroutine[Any, Any, Made]] | None = None,
+    ) -> Made:
         """Return what `make` returns, or returned under this key since the last full second.
 
-        It is made in a task of its own: that one visitor leaves is nothing to the others.
+        It is made in a task of its own: that one visitor leaves is nothing to the others. With
+        `run` its time counts for the one who asked first.
         """
         now = self._now()
         making, fresh_until = self._kept.get(key, (None, 0.0))
         if making is None or now >= fresh_until or _has_failed(making):
-            making = asyncio.create_task(_within_time(make))
+            work = _within_time(make)
+            making = asyncio.create_task(work if run is None else run(work))
             making.add_done_callback(lambda made: self._made(key, made, now))
             self._keep(key, making, now + until_full_second(now, FRESH_SECONDS))
         return await asyncio.shield(making)

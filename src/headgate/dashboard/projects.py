@@ -23,6 +23,7 @@ from headgate.api.admin import (
 )
 from headgate.api.api import actor_of
 from headgate.api.errors import ApiError
+from headgate.api.http.slices import in_slices
 from headgate.api.schema.admin import (
     AgentBody,
     AgentPatchBody,
@@ -36,7 +37,7 @@ from headgate.api.schema.admin import (
 )
 from headgate.api.status import LaneQuery, lane_list
 from headgate.core.fair_share import shares
-from headgate.core.text import named_like, percent
+from headgate.core.text import Steps, named_like, percent
 from headgate.dashboard.forms import (
     AGENT_FIELDS,
     PROJECT_FIELDS,
@@ -74,7 +75,7 @@ async def show(view: View, _: str) -> Page:
     # Read once: with thousands of lanes it is most of what the page costs.
     totals = await view.api.engine.totals()
     projects = project_bodies(view.api, totals, view.caller)
-    lanes = _lanes(view, totals, find=find)
+    lanes = await in_slices(_lanes(view, totals, find=find))
     context = {
         "find": find,
         "is_paused": view.api.is_paused,
@@ -96,7 +97,7 @@ async def show_project(view: View, name: str) -> Page:
     totals = await view.api.engine.totals()
     projects = project_bodies(view.api, totals, view.caller)
     project = _found(projects, name)
-    lanes = _lanes(view, totals, project_id=name)
+    lanes = await in_slices(_lanes(view, totals, project_id=name))
     path, compared = project_href(name), _compared(projects, project)
     context = {
         "project": project,
@@ -224,7 +225,7 @@ def tasks_href(lane: LaneBody) -> str:
 
 def _lanes(
     view: View, totals: Totals, *, find: str = "", project_id: str | None = None
-) -> LaneListBody:
+) -> Steps[LaneListBody]:
     """Return the lanes that a page shows of those that it is about."""
     query = LaneQuery(project_id=project_id, find=find, first=first_of(view, LANES_FROM), most=ROWS)
     return lane_list(view.api, totals, view.caller, query)

@@ -38,6 +38,9 @@ LOADED_SECONDS = 10.0
 LOADED_TRIES = 10
 """How long, and how often, a call waits for the tasks that are read anew."""
 
+MAX_PROJECTS = 4_096
+"""Of so many tasks it is remembered which project they are of."""
+
 WRITE_SECONDS = 60.0
 """How long it waits for the store to be told of those that have ended."""
 
@@ -138,6 +141,7 @@ class TaskCalls:
         self._record_of = record_of
         self._state = state
         self._attempts: dict[str, TaskAttempt] = {}
+        self._projects: dict[str, str] = {}
         self._secret: bytes | None = None
         self._changed = asyncio.Event()
         self.offer: Callable[[str], Offer | None] = lambda _target: None
@@ -172,6 +176,18 @@ class TaskCalls:
     def may_be_token(self, token: str) -> bool:
         """Tell whether a token may be of a task, as far as is known without the store."""
         return self._secret is None or read_task_token(token, self._secret) is not None
+
+    async def project_of(self, token: str) -> str | None:
+        """Return the project of the task that a token was made for, wherever that runs."""
+        read = read_task_token(token, await self._known_secret())
+        if read is None:
+            return None
+        project_id = self._projects.get(read.task_id)
+        if project_id is None and (record := await self._record_of(read.task_id)) is not None:
+            if len(self._projects) >= MAX_PROJECTS:
+                self._projects.clear()
+            project_id = self._projects[read.task_id] = record.task.project_id
+        return project_id
 
     async def attempt_of(self, token: str) -> TaskAttempt | None:
         """Return the attempt that a token is of, while it runs; None of any other."""

@@ -42,7 +42,14 @@ from headgate.api.forwarding import FORWARDED
 from headgate.api.http.request import ClientGoneError, Head, Request
 from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
-from headgate.api.shares import HeldAnswer, Holder, Pool, check_room
+from headgate.api.shares import (
+    ROOM_LOOK_SECONDS,
+    ROOM_SECONDS,
+    HeldAnswer,
+    Holder,
+    Pool,
+    check_room,
+)
 from headgate.api.submission import excerpt
 from headgate.budgets.tracker import FRESH_SECONDS
 from headgate.config.settings import GatewaySettings, Settings
@@ -205,7 +212,7 @@ LEADER_LOOK_SECONDS = 0.1
 
 IN_MEMORY_SECONDS = 1.0
 ENDED_SECONDS = 2.0
-"""Since when the store is asked whether a call has ended, and for how long."""
+"""Since when the store is asked whether a call has ended, and for how long it is asked."""
 
 MAX_STORED = 10_000
 MAX_STORED_EACH = 2_500
@@ -446,6 +453,14 @@ class Sender(NamedTuple):
         if caller.agent_id is not None:
             return f"agent:{caller.agent_id}"
         return f"token:{caller.token_id}"
+
+    @property
+    def tenants(self) -> frozenset[str]:
+        """Who may be the tenant: a task was sent for its project, or for its agent alone."""
+        task = None if self.task is None else self.task.task
+        if task is None or not task.has_claims or task.agent_id is None:
+            return frozenset((self.tenant,))
+        return frozenset((self.tenant, f"agent:{task.agent_id}"))
 
     def has(self, stored: StoredResponse) -> bool:
         """Tell whether the sender may have a response; a task has what whoever sent it has."""
@@ -856,6 +871,8 @@ class Gateway:
             client.read_again(body)
             client.place = self._lost.take(_lost_key(client, body), now())
             del body
+        if not self._api.engine.dispatcher.is_leading and not is_forwarded:
+            await self._note_sender(request)
         gives_up_at = now() + self.patience.leader_seconds
         while True:
             since, was_taken = now(), False
@@ -1123,18 +1140,9 @@ class Gateway:
         keys = keys_of(headers)
         if keys.token.startswith(TASK_TOKEN_PREFIX):
             return await self._sending_task(request, path, headers, keys)
-        shown = _shown(keys)
-        is_shown = headers.raw(b"authorization") == shown
-        asked = request if is_shown else request.with_authorization(shown)
-        auth = self._api.auth
-        if not keys.token and auth.rules.needs_token:
-            raise _Refusal(Failure.UNAUTHORIZED, _SEND_TOKEN)
         settings = self._settings
-        caller = auth.authenticate(asked, "submit")
-        if caller is None:
-            caller = await auth.look_up(asked, "submit")
-        admission = auth.admission(asked, caller)
-        request.identify(caller)
+        admission = await self._admitted(request, headers, keys)
+        caller = admission.caller
         who = self._identities.get(
             path,
             headers,
@@ -1153,6 +1161,40 @@ class Gateway:
         if not is_counted and not warning:
             request.kept[_SENDER] = KnownSender(settings, admission, who, keys, headers, reserve)
         return Sender(who, keys, caller, headers, request.holder, reserve, warning=warning)
+
+    async def _admitted(
+        self, request: Request, headers: RequestHeaders, keys: ClientKeys
+    ) -> Admission:
+        """Let in whoever sends a request, or refuse it; from now on it counts for that token."""
+        shown = _shown(keys)
+        is_shown = headers.raw(b"authorization") == shown
+        asked = request if is_shown else request.with_authorization(shown)
+        auth = self._api.auth
+        if not keys.token and auth.rules.needs_token:
+            raise _Refusal(Failure.UNAUTHORIZED, _SEND_TOKEN)
+        caller = auth.authenticate(asked, "submit")
+        if caller is None:
+            caller = await auth.look_up(asked, "submit")
+        admission = auth.admission(asked, caller)
+        request.identify(caller)
+        return admission
+
+    async def _note_sender(self, request: Request) -> None:
+        """Have a request that another node answers count here for whoever sends it.
+
+        That node lets it in or not: where the store is away it is asked all the same.
+        """
+        headers = RequestHeaders(request.all_headers())
+        keys = keys_of(headers)
+        with suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(ENDED_SECONDS):
+                if keys.token.startswith(TASK_TOKEN_PREFIX):
+                    project_id = await self._calls.tasks.project_of(keys.token)
+                    if project_id is None:
+                        raise _Refusal(Failure.UNAUTHORIZED, _NO_ATTEMPT)
+                    request.identify(_caller_for_tasks(project_id))
+                else:
+                    await self._admitted(request, headers, keys)
 
     async def _scope_warning(self, caller: Caller, scopes: list[Scope]) -> bytes:
         """Return a warning about budgets that nobody has defined, most likely typing errors.
@@ -1196,12 +1238,7 @@ class Gateway:
         if attempt is None:
             raise _Refusal(Failure.UNAUTHORIZED, _NO_ATTEMPT)
         task = attempt.task
-        caller = Caller(
-            name=task.id,
-            permissions=frozenset(("submit",)),
-            token_id=task.id,
-            bounds=Bounds(project_id=task.project_id, agent_id=attempt.agent_id),
-        )
+        caller = _caller_for_tasks(task.project_id, attempt.agent_id)
         request.identify(caller)
         known = self._api.submission_parser.knows_project
         who = identify(path, headers, bounds=caller.bounds, knows_project=known)
@@ -1433,7 +1470,7 @@ class Gateway:
             raise _of_budget(error, asked.sender.caller.told(line)) from None
         except NotDispatchingError:
             self._calls.hand_over(live)
-            asked.client.read_again(await self._body_of(asked))
+            asked.client.read_again(await self._read_body(asked))
             events = -1 if asked.client.relay is None else asked.client.relay.events
             place = Place(live.id, live.record.created_at, events)
             raise _HandedOver(place, was_taken=True) from None
@@ -1809,10 +1846,33 @@ class Gateway:
             response.close()
 
     async def _body_of(self, asked: Asked) -> bytes:
-        """Return what the client has sent; where it comes back from the disk it counts as held."""
-        body = await asked.body.read()
-        asked.client.request.count_body(len(body))
-        return body
+        """Return what the client has sent; what comes back from the disk waits for room in memory.
+
+        A caller that has nothing in memory waits for nobody. While one waits, another body of it
+        may have its room on the disk. It ends if no room comes: what it has had counts in the
+        share.
+        """
+        if asked.body.at_once is not None:
+            return asked.body.at_once
+        pool, holder = self._api.shares.bytes, asked.sender.holder
+        asked.body.leave_room()
+        try:
+            async with asyncio.timeout(ROOM_SECONDS):
+                while (  # noqa: ASYNC110 - nobody tells of room
+                    pool.of(holder.key) and not pool.has_room(holder, asked.body.size)
+                ):
+                    await asyncio.sleep(ROOM_LOOK_SECONDS)
+        except TimeoutError:
+            line = f"there was no room in memory for it within {ROOM_SECONDS:g} s:"
+            line += f" {pool.of(holder.key):,} bytes of your requests and answers are held, of"
+            line += f" {pool.most:,} in all; send less at a time"
+            raise _Refusal(Failure.UNAVAILABLE, line) from None
+        return await self._read_body(asked)
+
+    async def _read_body(self, asked: Asked) -> bytes:
+        """Return what the client has sent; from now on it counts as held in memory."""
+        asked.client.request.count_body(asked.body.size)
+        return await asked.body.read()
 
     def _body(self, asked: Asked, live: LiveCall, body: bytes) -> bytes:
         """Return what goes upstream for what the client has sent."""
@@ -2079,8 +2139,8 @@ class Gateway:
         if asked.name == OTHER:
             # Nobody here knows what was asked, so that it may be what fails.
             return
-        now, tenant = self._api.engine.now(), asked.sender.tenant
-        closure = self._upstreams.failed(upstream, why, now, tenant=tenant)
+        now, tenants = self._api.engine.now(), asked.sender.tenants
+        closure = self._upstreams.failed(upstream, why, now, tenants=tenants)
         if closure is not None:
             self._calls.close(closure)
 
@@ -2486,23 +2546,28 @@ class Gateway:
             for name in names or ():
                 found.setdefault(name, ListedModel(name, upstream.name))
         if not found and all(names is None for names in lists):
-            raise self._no_models(kind, speaking, keys)
+            raise self._no_models(kind, speaking, sender)
         return list(found.values())
 
     def _open_first(self, upstream: Upstream, project_id: str) -> list[str]:
-        """Return the slots of an upstream in their order, those that are closed last."""
-        slots = upstream.settings.slots
+        """Return the slots that a project may use of an upstream, those that are closed last."""
+        every = self._settings.slots
+        slots = [
+            one
+            for one in upstream.settings.slots
+            if (projects := every[one].projects) is None or project_id in projects
+        ]
         known = self._calls.open_slots(self._upstreams.route(upstream, OTHER, ""), project_id)
         return sorted(slots, key=lambda one: known is not None and one not in known)
 
-    def _no_models(self, kind: str, speaking: list[Upstream], keys: ClientKeys) -> _Refusal:
+    def _no_models(self, kind: str, speaking: list[Upstream], sender: Sender) -> _Refusal:
         """Say why nothing can be listed: an empty list would say that there are no models."""
         if not speaking:
             return _Refusal(Failure.NOT_FOUND, f"there is no upstream of kind {kind}")
         first = speaking[0]
-        slot = next(iter(first.settings.slots), None)
+        slot = next(iter(self._open_first(first, sender.identity.project_id)), None)
         has_key = self._upstreams.has_key(first)
-        if self._upstreams.key_problem(first, slot) or not (has_key or keys.provider_key):
+        if self._upstreams.key_problem(first, slot) or not (has_key or sender.keys.provider_key):
             return self._no_key(first, slot)
         line = f"upstream '{first.name}' does not list its models now; a call may name one all the"
         line += f" same, and models = [...] in [upstreams.{first.name}] has them listed"
@@ -2702,9 +2767,22 @@ def _shown(keys: ClientKeys) -> bytes:
     return f"Bearer {keys.token}".encode() if keys.token else b""
 
 
+def _caller_for_tasks(project_id: str, agent_id: str | None = None) -> Caller:
+    """Return who makes the calls of tasks: each has a token, and all of a project one share."""
+    name = f"tasks of {project_id}"
+    return Caller(
+        name=name,
+        permissions=frozenset(("submit",)),
+        token_id=name,
+        bounds=Bounds(project_id=project_id, agent_id=agent_id),
+    )
+
+
 def _identity(asked: Asked) -> str:
     """Return what a retry of the same call has in common with it."""
-    parts = (asked.sender.holder.key, asked.session, asked.path, asked.who.project_id)
+    sender = asked.sender
+    sent_by = sender.holder.key if sender.task is None else sender.task.task.id
+    parts = (sent_by, asked.session, asked.path, asked.who.project_id)
     digest = asked.body.hash()
     digest.update("\0".join(parts).encode(errors="replace"))
     return digest.hexdigest()

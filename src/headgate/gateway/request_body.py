@@ -73,7 +73,7 @@ class RequestBody:
         except OSError as error:
             log.warning("the body of a call that waits stays in memory", problem=str(error))
             self._stays = True
-            self._leave_room()
+            self.leave_room()
             return False
         self._bytes = None
         return True
@@ -83,7 +83,8 @@ class RequestBody:
         """The body, if it is in memory."""
         return self._bytes
 
-    def _leave_room(self) -> None:
+    def leave_room(self) -> None:
+        """Count its file no more: it is about to be read, and another may take its room."""
         if self._room is not None:
             room, key, size = self._room
             self._room = None
@@ -97,7 +98,7 @@ class RequestBody:
                 raise RuntimeError(message)
             self._bytes = await asyncio.to_thread(_read, self._file)
             self._file = None
-            self._leave_room()
+            self.leave_room()
         return self._bytes
 
     def change(self, body: bytes) -> None:
@@ -112,7 +113,7 @@ class RequestBody:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._leave_room()
+        self.leave_room()
 
 
 def _written(

@@ -203,22 +203,26 @@ class Circuit:
 
     def __init__(self) -> None:
         self.failures = 0
-        self._tenants: set[str] = set()
+        self._tenants: set[frozenset[str]] = set()
+        self._is_of_many = False
 
     def answered(self) -> None:
         """Note an answer that is no failure of the upstream."""
         self.failures = 0
         self._tenants.clear()
+        self._is_of_many = False
 
-    def failed(self, tenant: str) -> float | None:
+    def failed(self, tenants: frozenset[str]) -> float | None:
         """Note a failure; return for how many seconds the circuit opens, None if it does not.
 
-        `tenant` is empty where an operator has made the call.
+        `tenants` are those one of whom has made the call; empty stands for an operator.
         """
         self.failures += 1
+        if "" in tenants or any(tenants.isdisjoint(one) for one in self._tenants):
+            self._is_of_many = True
         if len(self._tenants) < CIRCUIT_FAILURES:
-            self._tenants.add(tenant)
-        if self.failures < CIRCUIT_FAILURES or not ("" in self._tenants or len(self._tenants) > 1):
+            self._tenants.add(tenants)
+        if self.failures < CIRCUIT_FAILURES or not self._is_of_many:
             return None
         doubled = CIRCUIT_SECONDS * 2.0 ** min(self.failures - CIRCUIT_FAILURES, 10)
         return min(doubled, MAX_CIRCUIT_SECONDS)
@@ -239,8 +243,8 @@ class Upstream:
         self.pool = UpstreamPool(settings.api_url)
         self.circuit = Circuit()
         self.limited_hits = 0
-        self.listed: tuple[float, Sequence[str] | None] | None = None
-        """Its models, and until when they are taken for those that it has."""
+        self.listed: dict[frozenset[str], tuple[float, asyncio.Task[Sequence[str] | None]]] = {}
+        """Its models, by the slots whose keys may see them, and until when that is believed."""
 
         self.own: Credentials | None = None
         """Its own key, once that was read."""
@@ -459,29 +463,40 @@ class Upstreams:
     ) -> Sequence[str] | None:
         """Return the models that an upstream says it has, as of the last minute.
 
-        One slot after the other is asked for, until the upstream answers its key. None if there is
-        no key to ask with, or it does not say. Only an upstream with a key of its own is
-        remembered: another key may see other models.
+        One slot after the other is asked for, until the upstream answers its key; all who ask
+        meanwhile wait for that. None if there is no key to ask with, or it does not say. Only an
+        upstream with a key of its own is remembered: another key may see other models.
         """
-        now = asyncio.get_running_loop().time()
-        listed = upstream.listed
-        if listed is not None and listed[0] > now:
-            return listed[1]
-        names: tuple[str, ...] | None = None
-        was_asked = False
+        slots = (*slots,)
+        if upstream.settings.slots and not slots:
+            return None
+        keys = [
+            key
+            for slot in slots or (None,)
+            if (key := self.credentials(upstream, slot, client_key, is_bearer=is_bearer))
+        ]
+        if not (keys and self.has_key(upstream)):
+            return await self._listed_by(upstream, keys)
+        now, whose = asyncio.get_running_loop().time(), frozenset(slots)
+        until, listing = upstream.listed.get(whose, (now, None))
+        if listing is None or until <= now:
+            listing = asyncio.create_task(self._listed_by(upstream, keys))
+            upstream.listed[whose] = (now + MODELS_KEPT_SECONDS, listing)
+        return await asyncio.shield(listing)
+
+    async def _listed_by(
+        self, upstream: Upstream, keys: Iterable[Credentials]
+    ) -> Sequence[str] | None:
         try:
             async with asyncio.timeout(MODELS_SECONDS):
-                for slot in (*slots,) or (None,):
-                    key = self.credentials(upstream, slot, client_key, is_bearer=is_bearer)
-                    if key is not None and names is None:
-                        was_asked = True
-                        names = await self._listed_to(upstream, key)
+                for key in keys:
+                    names = await self._listed_to(upstream, key)
+                    if names is not None:
+                        return names
         except TimeoutError:
             why = f"no answer within {MODELS_SECONDS:g} s"
             log.info("an upstream did not list its models", upstream=upstream.name, why=why)
-        if was_asked and self.has_key(upstream):
-            upstream.listed = (now + MODELS_KEPT_SECONDS, names)
-        return names
+        return None
 
     async def _listed_to(self, upstream: Upstream, key: Credentials) -> tuple[str, ...] | None:
         headers = [key.header, *upstream.headers, (b"accept-encoding", b"identity")]
@@ -582,10 +597,10 @@ class Upstreams:
         )
 
     def failed(
-        self, upstream: Upstream, why: str, now: float, *, tenant: str
+        self, upstream: Upstream, why: str, now: float, *, tenants: frozenset[str]
     ) -> GateClosure | None:
         """Note a failure; return what it closes, if there were too many in a row."""
-        seconds = upstream.circuit.failed(tenant)
+        seconds = upstream.circuit.failed(tenants)
         if seconds is None:
             return None
         return GateClosure(

@@ -587,16 +587,24 @@ class Connection(asyncio.Protocol):
             self._caller = caller
             if self._current is None and not self._waiting:
                 self._identify(caller)
+        elif self._shared.check_head is not None:
+            # Whoever is not let in is told so when it is answered.
+            with suppress(ApiError):
+                self._caller = self._shared.check_head(head)
         if head.expectation:
             self._take_expectation(head.expectation)
 
     def _identify(self, caller: Caller | None) -> None:
         """Count the connection for who sends the next request: between nodes it has many callers.
 
-        So none waits for the turn of the caller before it.
+        So none waits for the turn of the caller before it. Until it is known who that is, it counts
+        for its address.
         """
         if caller is not None:
             self._seat.identify(caller.token_id, is_trusted=caller.is_trusted)
+        elif self._seat.is_known:
+            with suppress(ApiError):
+                self._seat.identify("", is_trusted=False)
 
     def on_chunk_header(self) -> None:
         """Count the chunks: each has some bytes that are not data."""
@@ -821,8 +829,8 @@ def _usual_bytes(_url: bytes) -> int:
 class Connections:
     """What the connections of one server share, and all that there are.
 
-    An application may have a method `check_head`: it is given every head with a body to come, and
-    may raise an `ApiError`, or return who sends it, where that is known at once. It may also have
+    An application may have a method `check_head`: it is given every head, and may return who sends
+    it, where that is known at once, or raise an `ApiError` if a body is to come. It may also have
     `shares`, which it counts streams by, `most_bytes`, which says how long the body of a request
     to an address may be, and `refusal`, the answer to one there that is refused by its head.
     """
