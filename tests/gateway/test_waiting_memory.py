@@ -211,7 +211,7 @@ async def test_bodies_that_come_back_from_the_disk_leave_room_for_others(
 ) -> None:
     """What there is no room for waits, and not for ever."""
     if not is_patient:
-        monkeypatch.setattr(gateway_module, "ROOM_SECONDS", 0.1)
+        monkeypatch.setattr(gateway_module, "BODY_ROOM_SECONDS", 0.1)
     size, count = 1024 * 1024, 8
     async with gateway_service(tmp_path, "[projects.a]\n[projects.b]\n", inflight=count) as gateway:
         gateway.gateway.patience = Patience(memory_seconds=0.0)

@@ -44,7 +44,6 @@ from headgate.api.http.response import Response
 from headgate.api.http.slices import mapped
 from headgate.api.shares import (
     ROOM_LOOK_SECONDS,
-    ROOM_SECONDS,
     HeldAnswer,
     Holder,
     Pool,
@@ -213,6 +212,9 @@ LEADER_LOOK_SECONDS = 0.1
 IN_MEMORY_SECONDS = 1.0
 ENDED_SECONDS = 2.0
 """Since when the store is asked whether a call has ended, and for how long it is asked."""
+
+BODY_ROOM_SECONDS = 600.0
+"""How long a call with its turn waits for room in memory: others of its caller may take minutes."""
 
 MAX_STORED = 10_000
 MAX_STORED_EACH = 2_500
@@ -1857,13 +1859,13 @@ class Gateway:
         pool, holder = self._api.shares.bytes, asked.sender.holder
         asked.body.leave_room()
         try:
-            async with asyncio.timeout(ROOM_SECONDS):
+            async with asyncio.timeout(BODY_ROOM_SECONDS):
                 while (  # noqa: ASYNC110 - nobody tells of room
                     pool.of(holder.key) and not pool.has_room(holder, asked.body.size)
                 ):
                     await asyncio.sleep(ROOM_LOOK_SECONDS)
         except TimeoutError:
-            line = f"there was no room in memory for it within {ROOM_SECONDS:g} s:"
+            line = f"there was no room in memory for it within {duration(BODY_ROOM_SECONDS)}:"
             line += f" {pool.of(holder.key):,} bytes of your requests and answers are held, of"
             line += f" {pool.most:,} in all; send less at a time"
             raise _Refusal(Failure.UNAVAILABLE, line) from None
