@@ -30,6 +30,7 @@ AGENTS = 40
 PROJECTS = ("research", "evals")
 ACCEPTED = 202
 LOOK_SECONDS = 0.01
+MOST_LOOK_SECONDS = 0.1
 CORRECTION = 0.1
 """The part of what a queue lacks that is added at each look, or it would settle below its size."""
 
@@ -167,13 +168,19 @@ class Feed:
         return Measured(rate, 0.0, _cpu_us(before, after, len(requests)))
 
     async def wait_for(self, completed: int) -> Progress:
-        """Wait until so many tasks are done, and return the moment at which they were."""
-        ends_at = time.perf_counter() + MOST_SECONDS
-        while (progress := await self.progress()).completed < completed:
-            if progress.at > ends_at:
+        """Wait until so many tasks are done, and return the moment at which they were.
+
+        A look costs as much as eight tasks, so there are few of them until nearly all is done.
+        """
+        first = progress = await self.progress()
+        while progress.completed < completed:
+            seconds, done = progress.at - first.at, progress.completed - first.completed
+            if seconds > MOST_SECONDS:
                 problem = f"{progress.completed} of {completed} done in {MOST_SECONDS:.0f} s"
                 raise DidNotFinishError(problem)
-            await asyncio.sleep(LOOK_SECONDS)
+            half_of_the_rest = (completed - progress.completed) * seconds / max(done, 1) / 2
+            await asyncio.sleep(min(max(half_of_the_rest, LOOK_SECONDS), MOST_LOOK_SECONDS))
+            progress = await self.progress()
         return progress
 
     async def preload(self, tasks: int, *, seconds: float, **fields: object) -> int:
