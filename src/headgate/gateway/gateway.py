@@ -1186,8 +1186,13 @@ class Gateway:
 
         That node lets it in or not: where the store is away it is asked all the same.
         """
+        if request.seat is not None and request.seat.is_known:
+            # Its head was enough.
+            return
         headers = RequestHeaders(request.all_headers())
         keys = keys_of(headers)
+        if not keys.token:
+            return
         with suppress(StoreError, TimeoutError):
             async with asyncio.timeout(ENDED_SECONDS):
                 if keys.token.startswith(TASK_TOKEN_PREFIX):
