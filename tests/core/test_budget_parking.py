@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC
 from functools import partial
@@ -41,7 +42,7 @@ from headgate.core.dispatch_state import (
     refusing_part,
 )
 from headgate.core.estimates import PROBE, Basis, Estimate, Hold, given
-from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part
+from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part, known_by_name
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import OnExhausted, Task, TaskRecord, TaskStatus, Terms
@@ -419,6 +420,54 @@ def _held(hold: Hold, _waiting: Waiting) -> Hold:
     return hold
 
 
+def test_what_one_project_cannot_have_closes_a_scope_for_no_other() -> None:
+    parking = BudgetParking()
+    little = refused("", spent=60, reserved=10)
+    verdicts = [
+        parking.judge(Task(id=f"a{number}", project_id="a"), little, WAIT)
+        for number in range(MAX_SET_ASIDE + 2)
+    ]
+    assert [one.closure is None for one in verdicts] == [True] * MAX_SET_ASIDE + [False] * 2
+    assert verdicts[-1].closure is not None
+    closed = verdicts[-1].closure.part
+    assert known_by_name(verdicts[-1].closure).part == GatePart("scope", "")
+    for project_id, is_behind in (("a", True), ("b", False)):
+        task = Task(id="late", project_id=project_id, scopes=("session:s",))
+        assert (closed in gate_parts(gate_key(task))) is is_behind
+        assert parking.refusal_behind("", project_id) == (little if is_behind else None)
+        # Who will not wait is refused where it would stand behind the closed gate.
+        late = Waiting(task, REJECT, 0, 0)
+        assert bool(parking.refuses(late, lambda _waiting: holds(50))) is is_behind
+    assert list(parking.closed(GatePart("scope", ""))) == [closed]
+    assert parking.judge(Task(id="b", project_id="b"), little, WAIT).closure is None
+    assert len(parking.leave(GatePart("scope", ""))) == MAX_SET_ASIDE + 1
+    assert list(parking.closed(GatePart("scope", ""))) == []
+    assert parking.refusal_behind("", "a") is None
+
+
+def test_projects_share_the_number_of_tasks_that_are_tried_one_by_one() -> None:
+    parking, aside = BudgetParking(), Counter[str]()
+    for project_id in (str(number) for number in range(2 * MAX_SET_ASIDE)):
+        for number in range(MAX_SET_ASIDE):
+            task = Task(id=f"{project_id}/{number}", project_id=project_id)
+            verdict = parking.judge(task, refused(spent=60, reserved=1), WAIT)
+            aside[project_id] += verdict.closure is None
+    assert list(aside.values())[:4] == [MAX_SET_ASIDE // share for share in (1, 2, 3, 4)]
+    assert min(aside.values()) == 1
+    assert parking.set_aside(SESSION) == aside.total() < 6 * MAX_SET_ASIDE
+
+
+def test_a_scope_without_room_closes_for_all_projects() -> None:
+    parking = BudgetParking()
+    for number in range(MAX_SET_ASIDE + 1):
+        parking.judge(Task(id=f"a{number}", project_id="a"), refused(spent=60, reserved=1), WAIT)
+    full = refused(spent=60, reserved=40)
+    closure = parking.judge(Task(id="b", project_id="b"), full, WAIT).closure
+    assert closure is not None
+    assert closure.part == SESSION
+    assert [parking.refusal_behind("session:s", name) for name in "abc"] == [full] * 3
+
+
 def test_no_more_newcomers_are_set_aside_than_others() -> None:
     parking = BudgetParking()
     for number in range(MAX_SET_ASIDE):
@@ -466,6 +515,7 @@ ESTIMATES = (
 SCOPES = ((), ("session:s",), ("session:t",), ("session:s/workflow:w",), ("session:s", "session:t"))
 TOKENS = st.sampled_from((None, 900, 1_000, 1_000))
 WINDOWS = st.sampled_from((NO_WINDOW, parse_window("day")))
+PROJECTS = ("x", "y", "z")
 limits = st.builds(
     Limit,
     limit_micro_usd=st.sampled_from((None, None, None, 1_000)),
@@ -501,7 +551,7 @@ class _BesideLedger:
             places=1_000,
             max_inflight=1_000,
             agents=(Agent(id="a", capacity=1_000),),
-            projects=(Project(id="x", max_concurrent_agents=None),),
+            projects=tuple(Project(id=name, max_concurrent_agents=None) for name in PROJECTS),
         )
         self.records: dict[str, TaskRecord] = {}
         self.running: dict[str, tuple[Planned, str]] = {}
@@ -518,11 +568,17 @@ class _BesideLedger:
         scopes: tuple[str, ...],
         priority: int,
         on_exhausted: OnExhausted,
+        project_id: str = "x",
     ) -> None:
         self.count += 1
         name = f"{self.count:03}"
-        tasks = [one for one in self.running if not self.running[one][0].task.is_call]
+        tasks = [
+            one
+            for one, (line, _) in self.running.items()
+            if not line.task.is_call and line.task.project_id == project_id
+        ]
         fields: dict[str, Any] = {
+            "project_id": project_id,
             "scopes": scopes,
             "priority": priority,
             "agent_id": "a",
@@ -542,9 +598,9 @@ class _BesideLedger:
             self.records[name] = record
             self.state.observe(record, self.now)
         else:
-            hold = Hold(micro_usd=micro_usd, tokens=tokens, kind="x/agent/")
+            hold = Hold(micro_usd=micro_usd, tokens=tokens, kind=f"{project_id}/agent/")
             parent = tasks[0] if kind == "child" and tasks else None
-            task = Task(id=name, project_id="x", is_call=True, parent_id=parent, **fields)
+            task = Task(id=name, is_call=True, parent_id=parent, **fields)
             self.enter(TaskRecord(task=task), lambda: hold)
         self.check_newcomer(name)
 
@@ -712,6 +768,23 @@ class _BesideLedger:
                 found.append(name)
         return found
 
+    def check_projects_stop_only_themselves(self) -> None:
+        """Whoever is alone in a project runs if the ledger would let it, whatever others wait for.
+
+        Only a scope without any room is closed to it.
+        """
+        waiting = [one for one in self.state.waiting.values() if one.task.is_bound_by_budgets]
+        counts = Counter(one.task.project_id for one in waiting)
+        for one in waiting:
+            project_id = one.task.project_id
+            if counts[project_id] == 1 and self.would_grant(one):
+                parking = self.state.parking
+                scopes = charged_by(one.task.scopes)
+                found = [parking.refusal_behind(scope, project_id) for scope in scopes]
+                assert any(found)
+                for refused in filter(None, found):
+                    assert refused.spent + refused.reserved + refused.overrun >= refused.limit
+
     def check_nobody_is_forgotten(self) -> None:
         """Once all is heard of, everybody runs whom the ledger would let run."""
         for news in self.news:
@@ -738,3 +811,35 @@ def test_nobody_waits_behind_others_for_money_that_the_ledger_would_give(
         else:
             beside.happen(*step)
     beside.check_nobody_is_forgotten()
+
+
+of_projects = st.builds(
+    lambda coming, project_id: (*coming, project_id), comings, st.sampled_from(PROJECTS)
+)
+heard = st.tuples(st.sampled_from(("end", "end", "raise", "later")), numbers, st.just(0.5))
+
+
+@pytest.mark.hypothesis
+@settings(max_examples=300, deadline=None)
+@example_given(
+    limits,
+    limits,
+    st.lists(
+        st.one_of(*(of_projects,) * 3, heard),
+        min_size=12,
+        max_size=40,
+    ),
+    st.sampled_from((1, 2, 6)),
+)
+def test_a_project_waits_for_nothing_that_only_another_one_cannot_have(
+    root: Limit, session: Limit, steps: list[tuple[Any, ...]], most: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headgate.core.dispatch_state.MAX_SET_ASIDE", most)
+        beside = _BesideLedger(root, session)
+        for step in steps:
+            if step[0] in ("task", "call", "child"):
+                beside.come(*step)
+            else:
+                beside.happen(*step)
+            beside.check_projects_stop_only_themselves()

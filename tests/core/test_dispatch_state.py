@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -12,11 +13,12 @@ from core.dispatch_model import START, ended, queued, state_of, taken
 from headgate.core.budgets.ledger import Refused, Unit
 from headgate.core.budgets.scopes import Scope
 from headgate.core.dispatch_state import ASK_AGAIN_SECONDS, DispatchState, Planned
+from headgate.core.estimates import Hold, given
 from headgate.core.gates import GateClosure, GatePart
 from headgate.core.load import ADAPTIVE_WINDOW
 from headgate.core.rate_limits import RateLimit
 from headgate.core.snapshot import Agent, LanePolicy, Project
-from headgate.core.task import OnExhausted, TaskStatus
+from headgate.core.task import OnExhausted, TaskRecord, TaskStatus
 
 
 def refusal(
@@ -260,6 +262,96 @@ def test_a_dear_task_is_set_aside_and_cheap_ones_go_on() -> None:
     )
     dispatch_state.observe(cheap, START)
     assert planned_ids(dispatch_state) == ["t2"]
+
+
+def _started(dispatch_state: DispatchState, records: dict[str, TaskRecord], left: int) -> list[str]:
+    """Return what starts until nothing more does, of a root that has so many tokens left."""
+    started = []
+    while lines := dispatch_state.plan(START, most=100):
+        for line in lines:
+            tokens = line.hold.tokens.amount
+            if tokens <= left:
+                left -= tokens
+                started.append(line.task.id)
+                continue
+            refused = refusal(spent=500, reserved=500 - left, requested=tokens, scope="")
+            dispatch_state.refuse(line, records[line.task.id], refused, START)
+    return started
+
+
+@pytest.mark.parametrize("is_call", [False, True])
+@pytest.mark.parametrize("left", [50, 0])
+def test_one_project_that_needs_more_than_is_left_stops_no_other(
+    left: int, *, is_call: bool
+) -> None:
+    projects = tuple(Project(id=name, max_concurrent_agents=None) for name in "xy")
+    plenty: dict[str, Any] = dict.fromkeys(
+        ("max_inflight", "places", "max_per_agent_inflight"), 100
+    )
+    dispatch_state = state_of(projects=projects, **plenty)
+    records = {}
+    for project_id, tokens, count in (("x", 400, 200), ("y", 10, 2)):
+        for number in range(count):
+            record = queued(
+                f"{project_id}{number}",
+                project_id=project_id,
+                agent_id=project_id,
+                estimate_tokens=tokens,
+                is_call=is_call,
+                target="upstream:u" if is_call else None,
+            )
+            records[record.task.id] = record
+            if is_call:
+                hold = Hold(micro_usd=given(0), tokens=given(tokens), kind=f"{project_id}/u/")
+                dispatch_state.observe_call(record, partial(_held, hold), START)
+            else:
+                dispatch_state.observe(record, START)
+    assert sorted(_started(dispatch_state, records, left)) == (["y0", "y1"] if left else [])
+    root = GatePart("scope", "")
+    assert dispatch_state.closures.is_closed(root) is (not left)
+    assert dispatch_state.waiting_for_scopes() == {"": 200 if left else 202}
+    assert dispatch_state.next_at() == START + ASK_AGAIN_SECONDS
+    if not is_call:
+        # Another dispatcher, which has only the records, comes to the same.
+        still = {name: records[name] for name in dispatch_state.waiting}
+        after = state_of(*still.values(), projects=projects, **plenty)
+        assert _started(after, still, left - 20) == []
+        assert after.waiting_for_scopes() == dispatch_state.waiting_for_scopes()
+        parts = [{one.part for one in state.closures.all()} for state in (dispatch_state, after)]
+        assert parts[0] == parts[1]
+    # Once there is room, all of them are asked for again, in their order.
+    dispatch_state.fall_due(START + ASK_AGAIN_SECONDS)
+    assert dispatch_state.closures.all() == []
+    expected = ["x0", "x1"] if left else ["x0", "x1", "y0", "y1"]
+    assert sorted(_started(dispatch_state, records, 820)) == expected
+
+
+def _held(hold: Hold) -> Hold:
+    return hold
+
+
+def test_who_will_not_wait_is_told_once_its_project_is_kept_out() -> None:
+    projects = tuple(Project(id=name, max_concurrent_agents=None) for name in "xy")
+    reject = OnExhausted.REJECT
+    dear = [queued(f"t{n:02}", estimate_tokens=400) for n in range(99)]
+    unwilling = [
+        queued("x", estimate_tokens=400, priority=9, on_exhausted=reject),
+        queued("y", project_id="y", agent_id="b", estimate_tokens=10, on_exhausted=reject),
+    ]
+    records = {one.task.id: one for one in (*dear, *unwilling)}
+    dispatch_state = state_of(*records.values(), projects=projects)
+    assert _started(dispatch_state, records, 50) == ["y"]
+    assert list(dispatch_state.fall_due(START).rejected) == ["x"]
+
+
+def test_a_refusal_of_one_project_does_not_let_another_wait_longer() -> None:
+    first, second = queued("t1", project_id="x"), queued("t2", project_id="y", estimate_tokens=9)
+    dispatch_state = state_of(first, second)
+    lines = {line.task.id: line for line in dispatch_state.plan(START, most=9)}
+    for name, record, seconds in (("t1", first, 0.0), ("t2", second, 4.0)):
+        refused = refusal(reserved=950, requested=100, scope="")
+        dispatch_state.refuse(lines[name], record, refused, START + seconds)
+    assert dispatch_state.next_at() == START + ASK_AGAIN_SECONDS
 
 
 def test_who_comes_later_gets_no_money_that_an_older_task_waits_for() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 
 from core.dispatch_model import START, queued, state_of, taken
@@ -218,6 +219,27 @@ def test_a_scope_without_room_is_a_closed_gate_with_the_tasks_that_hold_its_mone
     reason = only(dispatch_state, "t2")
     assert isinstance(reason.detail, GateClosed)
     assert (reason.detail.name, reason.until, reason.held_by) == ("session:s", None, ("t1",))
+
+
+def test_a_scope_that_is_closed_for_a_project_is_told_by_its_name() -> None:
+    records = [queued(f"t{number:02}", scopes=("session:s",)) for number in range(70)]
+    agents = (Agent(id="a", capacity=99),)
+    dispatch_state = state_of(*records, agents=agents, places=99, max_inflight=99)
+    until = int(START) + 50
+    refused = short("session:s", spent=300, reserved=100, resets_at=until)
+    for line, record in zip(dispatch_state.plan(START, most=99), records, strict=True):
+        dispatch_state.refuse(line, record, refused, START)
+    (behind,) = why(dispatch_state, "t69")
+    assert isinstance(behind.detail, GateClosed)
+    assert (behind.detail.kind, behind.detail.name, behind.until) == ("scope", "session:s", until)
+    assert behind.message == (
+        "scope session:s is closed: 400 tokens of 1,000 tokens are used or reserved, and 700 tokens"
+        f" asked for; it is open to other projects, until {utc_time(until)}"
+    )
+    (hidden,) = reasons(dispatch_state, "t69", START, may_read=lambda _scope: False)
+    assert "tokens" not in hidden.message
+    late = msgspec.structs.replace(records[0].task, id="late", deadline=START + 10)
+    assert "before the window of budget session:s opens" in warning_at_submit(dispatch_state, late)
 
 
 def test_a_rate_limit_on_a_type_of_agents_says_until_when() -> None:

@@ -57,9 +57,11 @@ from headgate.core.gates import (
     GatePart,
     GrantPart,
     KindPart,
+    RoomPart,
     grant_of,
     kind_part,
     read_kind_part,
+    scope_part,
 )
 from headgate.core.lane_index import Lane, LaneIndex, LaneKind, ProjectLanes, lane_kind, waited
 from headgate.core.lifecycle import share_in_usd, share_of_try
@@ -784,9 +786,9 @@ class Closures:
 
     def open(self, part: GatePart) -> bool:
         """End what closes a part for a time; return whether anything did."""
+        self._openings.drop(part)
         if self.timed.pop(part, None) is None:
             return False
-        self._openings.drop(part)
         if part not in self.standing:
             self.index.open(part)
         return True
@@ -837,8 +839,13 @@ class Closures:
         return [closure for closure in found if closure is not None]
 
     def recheck_at(self, part: GatePart, at: float) -> None:
-        """Have a part fall due at a time, though it may open before or stay closed."""
-        self._openings.set(part, at)
+        """Have a part fall due at a time or before, though it may open before or stay closed.
+
+        It is no later than it was: others that meet with it now do not prolong the wait of those
+        that did before.
+        """
+        known = self._openings.at(part)
+        self._openings.set(part, at if known is None else min(known, at))
 
     def next_at(self) -> float | None:
         """Return when a part falls due."""
@@ -1151,7 +1158,10 @@ def _part(slot: str) -> GatePart:
 
 
 MAX_SET_ASIDE = 64
-"""How many tasks are tried one by one against a scope with a little room, before it is closed."""
+"""How many tasks are tried one by one against a scope with a little room, before it is closed.
+
+Projects share them: each has an equal part, and one at least.
+"""
 
 ASK_AGAIN_SECONDS = 5.0
 """When money that others have reserved is asked for again: nobody says that they gave it back."""
@@ -1206,11 +1216,12 @@ class BudgetParking:
     """Tasks that a budget refused: which wait, behind what, and which can never start.
 
     A scope without any room is closed whole. A scope with some room may still take smaller tasks,
-    so only the refused task is set aside, up to a number; otherwise one expensive task would block
-    many cheap ones. Both come back when the scope may have room: when its window frees some, when
-    an attempt that was charged to it ends, and every few seconds while somebody else may give money
-    back. A task that asked to be refused does not wait behind a closed scope: it is refused by what
-    the scope said last.
+    so only the refused task is set aside; otherwise one expensive task would block many cheap ones.
+    Once a project has as many set aside as it may, the scope is closed for that project alone: what
+    one cannot have keeps out no other. All of them come back when the scope may have room: when its
+    window frees some, when an attempt that was charged to it ends, and every few seconds while
+    somebody else may give money back. A task that asked to be refused does not wait behind a closed
+    scope: it is refused by what the scope said last.
 
     A kind of work of which too little is known waits in the same way, until one of it has ended.
     """
@@ -1218,7 +1229,7 @@ class BudgetParking:
     def __init__(self) -> None:
         self._aside: dict[GatePart, dict[str, _Aside]] = {}
         self._part_of: dict[str, GatePart] = {}
-        self._closed: set[GatePart] = set()
+        self._closed: dict[GatePart, dict[GatePart, Refused]] = {}
         self._refused_at: dict[GatePart, float] = {}
         self._unwilling: dict[str, dict[str, None]] = {}
         self.refusals: dict[GatePart, Refused] = {}
@@ -1248,13 +1259,21 @@ class BudgetParking:
         # A call is of the kind of its model, and other calls behind its gates are not. One of a
         # task stands behind no budget: others of its task may need less than the task has left.
         is_apart = (is_kind and task.is_call) or task.parent_id is not None
-        if is_apart or (has_room and len(self._aside.get(part, ())) < MAX_SET_ASIDE):
+        if is_apart or (has_room and self._has_place(part, task.project_id)):
             needed = refused.requested if hold is None else _room_needed(hold, refused).now
             self._set_aside(part, _Aside(task, refused, needed))
             return Verdict()
-        self._closed.add(part)
-        closure = closure_of(part, refused)
+        is_for_all = is_kind or not has_room
+        closed = part if is_for_all else RoomPart(task.project_id, refused.scope).part
+        self._closed.setdefault(part, {})[closed] = refused
+        closure = closure_of(closed, refused)
         return Verdict(closure=msgspec.structs.replace(closure, task_id=task.id, since=now))
+
+    def _has_place(self, part: GatePart, project_id: str) -> bool:
+        """Tell whether another task of a project may be set aside for a scope or a kind."""
+        aside = Counter(one.task.project_id for one in self._aside.get(part, {}).values())
+        projects = len(aside.keys() | {project_id})
+        return aside[project_id] < max(1, MAX_SET_ASIDE // projects)
 
     def refuses(self, waiting: Waiting, hold: Callable[[Waiting], Hold]) -> str | None:
         """Return why a task that will not wait cannot start; None if it may be asked for."""
@@ -1264,10 +1283,9 @@ class BudgetParking:
         for scope in reached:
             self._unwilling.setdefault(scope, {})[waiting.task.id] = None
         for scope in sorted(reached):
-            part = GatePart("scope", scope)
-            if part not in self._closed:
+            refused = self.refusal_behind(scope, waiting.task.project_id)
+            if refused is None:
                 continue
-            refused = self.refusals[part]
             used = refused.spent + refused.reserved + refused.overrun
             needed = _room_needed(hold(waiting), refused).now
             if used + needed > refused.limit:
@@ -1291,14 +1309,14 @@ class BudgetParking:
         if not self.refusals or not task.is_bound_by_budgets:
             return None
         for part in self._parts_of(task, hold.waiting_kind if task.is_call else ""):
-            others = self._aside.get(part, {})
-            if len(others) >= MAX_SET_ASIDE:
-                continue
-            for one in others.values():
+            for one in self._aside.get(part, {}).values():
                 aside = one.behind(waiting, hold)
-                if aside is not None and not goes_before(task, one.task):
-                    self._set_aside(part, aside)
-                    return part
+                if aside is None or goes_before(task, one.task):
+                    continue
+                if not self._has_place(part, task.project_id):
+                    break
+                self._set_aside(part, aside)
+                return part
         return None
 
     def is_old(self, part: GatePart, now: float) -> bool:
@@ -1319,11 +1337,24 @@ class BudgetParking:
         """Return the tasks behind a scope that will not wait for it."""
         return list(self._unwilling.get(scope, ()))
 
+    def closed(self, part: GatePart) -> Iterable[GatePart]:
+        """Return what is closed for a scope or a kind: itself, or what it has for one project."""
+        return self._closed.get(part, {}).keys()
+
+    def refusal_behind(self, scope: str, project_id: str) -> Refused | None:
+        """Return what a scope said last that is closed for a project; None if it is open to it."""
+        part = GatePart("scope", scope)
+        closed = self._closed.get(part)
+        if closed is None:
+            return None
+        is_for_all = part in closed
+        return self.refusals[part] if is_for_all else closed.get(RoomPart(project_id, scope).part)
+
     def leave(self, part: GatePart) -> list[str]:
         """Take out the tasks that were set aside for a scope or a kind."""
         self.refusals.pop(part, None)
         self._refused_at.pop(part, None)
-        self._closed.discard(part)
+        self._closed.pop(part, None)
         tasks = list(self._aside.pop(part, ()))
         for task_id in tasks:
             self._part_of.pop(task_id, None)
@@ -1430,7 +1461,7 @@ def ask_again_at(refused: Refused, now: float) -> float | None:
 
 
 def closure_of(part: GatePart, refused: Refused) -> GateClosure:
-    """Return the closed gate of a scope without room, or of a kind that is to wait."""
+    """Return the closed gate of a scope, of what it has for one project, or of a kind."""
     if refused.kind:
         why = first_of_kind(refused.live, refused.unit.value)
         return GateClosure(
@@ -1439,11 +1470,12 @@ def closure_of(part: GatePart, refused: Refused) -> GateClosure:
     used = refused.spent + refused.reserved + refused.overrun
     unit = refused.unit.value
     most, asked = amount_of(refused.limit, unit), amount_of(refused.requested, unit)
+    why = f"{amount_of(used, unit)} of {most} are used or reserved, and {asked} asked for"
     return GateClosure(
-        kind="scope",
-        name=refused.scope,
+        kind=part.kind,
+        name=part.name,
         until=refused.resets_at,
-        why=f"{amount_of(used, unit)} of {most} are used or reserved, and {asked} asked for",
+        why=f"{why}; it is open to other projects" if part.kind == "room" else why,
         cause="budget",
         by=refused.scope or "root",
     )
@@ -2018,12 +2050,18 @@ class DispatchState:
             self.slots.changed(closure.name)
 
     def open(self, part: GatePart) -> None:
-        """Offer again what stood behind a scope, target or slot."""
+        """Offer again what stood behind a scope, target or slot.
+
+        A scope opens for all projects at once, so that nobody is asked for before the others.
+        """
+        part = scope_part(part)
         if self.closures.open(part):
             self.rate_closed.pop(part, None)
             if part.kind == "slot":
                 self.slots.changed(part.name)
         if part.kind in ("scope", "kind"):
+            for closed in self.parking.closed(part):
+                self.closures.open(closed)
             for task_id in self.parking.leave(part):
                 self._offer(task_id)
 
@@ -2140,7 +2178,7 @@ class DispatchState:
             return verdict.error
         if verdict.closure is not None:
             self.close(verdict.closure, now)
-            if verdict.closure.kind == "scope":
+            if verdict.closure.kind != "kind":
                 for unwilling in self.parking.unwilling(refused.scope):
                     self._offer(unwilling)
         else:
@@ -2563,8 +2601,10 @@ class DispatchState:
         return waits
 
     def _behind(self, part: GatePart) -> int:
-        gates = islice(self.index.gates.behind(part), MAX_GATES_COUNTED)
-        return sum(lane.behind(gate) for gate in gates for lane in self.index.gate_lanes[gate])
+        parts = {part, *self.parking.closed(part)}
+        gates = {gate for one in parts for gate in self.index.gates.behind(one)}
+        counted = islice(gates, MAX_GATES_COUNTED)
+        return sum(lane.behind(gate) for gate in counted for lane in self.index.gate_lanes[gate])
 
 
 def _tuning(settings: DispatchSettings) -> AdaptiveAlpha | None:

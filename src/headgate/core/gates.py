@@ -1,10 +1,11 @@
 """Gates: what must be open before a task can start.
 
 A gate is the set of things that a task passes through: its budget scopes with all their
-ancestors, its kind of work, its target, its slot or the provider whose slots it may use, what its
-project may use of these, and where it can run: on the nodes of the service, if it is to be pulled
-at a worker of its agent, or, if it is a call, at its upstream. Tasks with the same gate are held
-together, so that a closed one costs nothing however many tasks stand behind it.
+ancestors, what these have left for its project, its kind of work, its target, its slot or the
+provider whose slots it may use, what its project may use of these, and where it can run: on the
+nodes of the service, if it is to be pulled at a worker of its agent, or, if it is a call, at its
+upstream. Tasks with the same gate are held together, so that a closed one costs nothing however
+many tasks stand behind it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from headgate.core.task import Task
 
 GateKind = Literal[
     "scope",
+    "room",
     "kind",
     "target",
     "slot",
@@ -156,6 +158,18 @@ class KindPart(NamedTuple):
         return GatePart("kind", _name_of(self))
 
 
+class RoomPart(NamedTuple):
+    """What a scope has left, as far as a project asks for it: too little for some of its work."""
+
+    project_id: str
+    scope: str
+
+    @property
+    def part(self) -> GatePart:
+        """What closes for one project, and leaves the scope open to all others."""
+        return GatePart("room", _name_of(self))
+
+
 class GrantPart(NamedTuple):
     """What a project may use or not: the slot that its task names, or a slot of a provider."""
 
@@ -179,13 +193,27 @@ def read_grant_part(name: str) -> GrantPart:
     return GrantPart(*msgspec.json.decode(name))
 
 
+def scope_part(part: GatePart) -> GatePart:
+    """Return the scope that a part is the room of; any other part is itself."""
+    if part.kind != "room":
+        return part
+    return GatePart("scope", RoomPart(*msgspec.json.decode(part.name)).scope)
+
+
+def known_by_name(closure: GateClosure) -> GateClosure:
+    """Return a closure as people know it: by the scope, also if that is closed for one project."""
+    kind, name = scope_part(closure.part)
+    is_known = kind == closure.kind
+    return closure if is_known else msgspec.structs.replace(closure, kind=kind, name=name)
+
+
 def read_kind_part(name: str) -> KindPart:
     """Return what a part of this kind stands for."""
     return KindPart(*msgspec.json.decode(name))
 
 
 @lru_cache(maxsize=4_096)
-def _name_of(part: KindPart | GrantPart) -> str:
+def _name_of(part: RoomPart | KindPart | GrantPart) -> str:
     return msgspec.json.encode(tuple(part)).decode()
 
 
@@ -207,6 +235,7 @@ def gate_parts(key: GateKey) -> frozenset[GatePart]:
     if scopes is not None:
         charged = {ROOT, *(above for scope in scopes for above in ancestors(Scope(scope)))}
     parts = {GatePart("scope", scope) for scope in charged}
+    parts.update(RoomPart(project_id, scope).part for scope in charged)
     for unit in unknown:
         kinds = [KindPart(project_id, target or "", unit.value, scope) for scope in charged]
         parts.update(kind.part for kind in kinds)

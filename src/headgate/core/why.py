@@ -24,8 +24,10 @@ from headgate.core.gates import (
     gate_key,
     gate_parts,
     kind_part,
+    known_by_name,
     read_grant_part,
     read_kind_part,
+    scope_part,
 )
 from headgate.core.lane_index import LaneKind, lane_kind
 from headgate.core.reasons import (
@@ -144,6 +146,7 @@ def warning_at_submit(dispatch_state: DispatchState, task: Task) -> str:
     latest = max(closures, key=lambda one: (one.until or 0.0, one.kind, one.name), default=None)
     if latest is None:
         return ""
+    latest = known_by_name(latest)
     reason = GateClosed(kind=latest.kind, name=latest.name, until=latest.until, why=latest.why)
     return expiry_warning(reason, task.deadline)
 
@@ -336,6 +339,8 @@ def _told(dispatch_state: DispatchState, reason: Reason, *, is_pull: bool) -> li
         case GateClosed(kind="kind", name=name):
             part = GatePart("kind", name)
             return [_first_of_kind(part, dispatch_state.parking.refusals.get(part))]
+        case GateClosed(kind="room", name=name):
+            return [replaced(reason, kind="scope", name=scope_part(GatePart("room", name)).name)]
         case InflightCapReached():
             return _capacity_reasons(dispatch_state, is_pull=is_pull)
         case ProjectConcurrencyReached(project_id=project_id, limit=limit):

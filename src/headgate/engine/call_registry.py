@@ -685,9 +685,9 @@ class Calls:
         if found is not None or not call.task.is_bound_by_budgets:
             return found
         for scope in charged_scopes(ROOT, [Scope(one) for one in call.task.scopes]):
-            part = GatePart("scope", scope)
-            if part in state.parking.refusals and state.closures.is_closed(part):
-                return state.parking.refusals[part]
+            refused = state.parking.refusal_behind(scope, call.task.project_id)
+            if refused is not None:
+                return refused
         return None
 
     def hopeless(self, call: LiveCall, until: float) -> CallRefusedError | None:

@@ -31,7 +31,7 @@ from headgate.core.dispatch_state import (
 )
 from headgate.core.estimates import Hold
 from headgate.core.fair_share import Share, shares
-from headgate.core.gates import GateClosure, GatePart
+from headgate.core.gates import GateClosure, GatePart, known_by_name
 from headgate.core.idempotency import InvalidEntry, KeyRefusal, SubmitKey
 from headgate.core.lifecycle import DEFAULT_POLICY, RetryPolicy
 from headgate.core.retention import Retention, RetentionCut
@@ -587,7 +587,7 @@ class Engine:
         """
         state = self.dispatcher.dispatch_state
         if state is not None:
-            return tuple(state.closures.all())
+            return tuple([known_by_name(one) for one in state.closures.all()])
         stored = await self.store.closures()
         standing = (one.closure for one in self.dispatcher.standings)
         paused = self.settings.dispatch.pauses().values()
