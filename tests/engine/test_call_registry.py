@@ -23,10 +23,16 @@ from headgate.core.estimates import NOTHING, Estimate, Hold, Kind
 from headgate.core.estimates import PROBE as UNKNOWN
 from headgate.core.estimates import given as given_amount
 from headgate.core.fair_share import UsageRow
-from headgate.core.money import MicroUsd
+from headgate.core.money import MicroUsd, Tokens
 from headgate.core.snapshot import Project
 from headgate.engine.call_registry import CallDraft, CallEnd, Calls, LiveCall, Route
-from headgate.storage.call_rows import CallStore, EndedCall, SettleAnswer
+from headgate.storage.call_rows import (
+    CallStore,
+    EndedCall,
+    SettleAnswer,
+    SliceAnswer,
+    SliceTurn,
+)
 from headgate.testing import SimulatedLoop, simulate
 
 LIMIT = Limit(limit_micro_usd=MicroUsd(100))
@@ -58,6 +64,21 @@ class _Store(CallStore):
         self.told += ended
         settle = [one.settle for one in ended]
         return [None if one is None else await self._ledger.settle(one) for one in settle]
+
+    async def turn(self, turn: SliceTurn) -> SliceAnswer:
+        request = ReserveRequest(
+            reservation_id=turn.new,
+            scopes=turn.scopes,
+            micro_usd=MicroUsd(turn.least.micro_usd),
+            tokens=Tokens(0),
+            lease_seconds=turn.lease_seconds,
+            dispatched=True,
+        )
+        answer = await self._ledger.reserve(request)
+        has_it = isinstance(answer, Reservation)
+        return SliceAnswer(
+            held=turn.in_flight.plus(turn.least if has_it else Amounts()), is_near=True
+        )
 
 
 class _Gateway:
@@ -166,6 +187,25 @@ def test_a_call_asks_again_if_its_budget_changed_while_it_was_refused() -> None:
         await gateway.end(holder, 0)
         waiting = await entering
         assert gateway.ledger.asked["a2"] == 2
+        assert waiting.record.state is CallState.RUNNING
+
+    simulate(main)
+
+
+def test_a_call_asks_again_once_what_another_drew_is_given_back() -> None:
+    """The slice that it drew from still has it, and need not be turned first."""
+
+    async def main(loop: SimulatedLoop) -> None:
+        gateway = _Gateway(loop)
+        escrow = gateway.calls.escrow
+        assert escrow is not None
+        escrow.is_on = True
+        await gateway.ledger.set_limit(SCOPES["a"], LIMIT)
+        holder = await gateway.enter("a1", given_amount(100))
+        waiting = await gateway.enter("a2", given_amount(100))
+        assert (holder.draw is not None, waiting.record.state) == (True, CallState.WAITING)
+        gateway.calls.end(holder, CallEnd(state=CallState.FAILED))
+        await asyncio.sleep(0.1)
         assert waiting.record.state is CallState.RUNNING
 
     simulate(main)

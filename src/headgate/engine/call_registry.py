@@ -989,7 +989,7 @@ class Calls:
         settled = Settled(call.record.scopes, (call.record.kind,))
         if name:
             self._in_background(self._release(name, settled))
-        elif task_draw is not None:
+        elif draw is not None or task_draw is not None:
             self._settled(settled)
 
     async def _release(self, name: str, settled: Settled) -> None:
