@@ -6,6 +6,8 @@ import asyncio
 import gc
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from gateway.gateway_service import (
     gateway_service,
 )
 from gateway.test_gateway_isolation import token
-from headgate.api.shares import Holder, SpillRoom
+from headgate.api.shares import Holder, Pool, SpillRoom, address_key
 from headgate.core.call import CallState
 from headgate.gateway import gateway as gateway_module
 from headgate.gateway import request_body
@@ -243,6 +245,36 @@ async def test_bodies_that_come_back_from_the_disk_leave_room_for_others(
         assert states <= {CallState.FAILED}, "its permit counts in the share"
         assert (await honest).status_code == 200
         await gateway.until(lambda: not shares.spilled.files.taken + shares.spilled.bytes.taken)
+
+
+async def test_a_call_whose_client_leaves_before_there_is_room_is_not_sent(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, inflight=1) as gateway:
+        gateway.gateway.patience = Patience(memory_seconds=0.0)
+        shares = gateway.service.api.shares
+        first = gateway.start(CHAT, "[[until go]]")
+        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        second = gateway.start(CHAT, "x" * BODY_BYTES)
+        await gateway.until(lambda: shares.spilled.bytes.taken > BODY_BYTES)
+        with held(shares.bytes, shares.bytes.most):
+            gateway.upstream.releases.add("go")
+            assert (await first).status_code == 200
+            await gateway.until(lambda: len(gateway.calls) == 1 and not gateway.waiting)
+            second.cancel()
+            await gateway.until_idle()
+        assert len(gateway.upstream.requests) == 1
+        assert (shares.spilled.files.taken, shares.spilled.bytes.taken) == (0, 0)
+        assert (await gateway.ask(CHAT)).status_code == 200, "its permit is free"
+
+
+@contextmanager
+def held(pool: Pool, size: int) -> Iterator[None]:
+    """Have whoever is at this machine hold so much of a pool."""
+    key = address_key("127.0.0.1")
+    pool.take(key, size)
+    try:
+        yield
+    finally:
+        pool.give_back(key, size)
 
 
 def resident_bytes(pid: int) -> int:

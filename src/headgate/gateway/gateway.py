@@ -1856,8 +1856,8 @@ class Gateway:
         """Return what the client has sent; what comes back from the disk waits for room in memory.
 
         A caller that has nothing in memory waits for nobody. While one waits, another body of it
-        may have its room on the disk. It ends if no room comes: what it has had counts in the
-        share.
+        may have its room on the disk. It ends if no room comes, or its client leaves: what it has
+        had counts in the share.
         """
         if asked.body.at_once is not None:
             return asked.body.at_once
@@ -1869,6 +1869,8 @@ class Gateway:
                     pool.of(holder.key) and not pool.has_room(holder, asked.body.size)
                 ):
                     await asyncio.sleep(ROOM_LOOK_SECONDS)
+                    if asked.client.has_gone:
+                        raise _ClientLeft
         except TimeoutError:
             line = f"there was no room in memory for it within {duration(BODY_ROOM_SECONDS)}:"
             line += f" {pool.of(holder.key):,} bytes of your requests and answers are held, of"
