@@ -186,6 +186,31 @@ def test_with_every_cap_at_one_a_task_and_its_calls_finish() -> None:
     assert state.in_flight.reserved["p"] >= 300, "what its calls used counts for the task"
 
 
+@pytest.mark.parametrize("tokens", [0, 70])
+def test_a_call_of_a_task_at_another_node_counts_for_it_what_it_used(tokens: int) -> None:
+    state = with_calls(places=1)
+    state.observe(queued("t1"), START)
+    assert planned(state) == ["t1"]
+    before = state.in_flight.reserved["p"]
+    running = CallRecord(
+        id="c1",
+        project_id="p",
+        agent_id="caller",
+        model="m",
+        upstream="u",
+        state=CallState.RUNNING,
+        task_id="t1",
+        started_at=START,
+        reserved_tokens=100,
+    )
+    state.load_call_elsewhere(running)
+    ended = msgspec.structs.replace(
+        running, state=CallState.FAILED, ended_at=START + 60, tokens=tokens
+    )
+    state.end_call_elsewhere("c1", ended, START)
+    assert state.in_flight.reserved["p"] == before + tokens
+
+
 def test_a_closed_upstream_parks_its_calls_until_it_opens() -> None:
     state = with_calls(call("c1"))
     state.close(GateClosure(kind="target", name=TARGET, until=START + 5, why="busy"), START)

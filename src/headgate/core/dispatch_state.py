@@ -1880,8 +1880,9 @@ class DispatchState:
             self.end_call(call_id, now, tokens=0, share=NO_AMOUNTS, is_done=False)
             return
         used = Amounts(record.micro_usd or 0, record.tokens or 0)
-        charged = Amounts(attempt.tokens, attempt.tokens)
-        share = share_of_try(used, charged, record.running_seconds)
+        # What a call of a task uses counts for the task alone.
+        charged = attempt.tokens if attempt.task.parent_id is None else 0
+        share = share_of_try(used, Amounts(charged, charged), record.running_seconds)
         is_done = record.state is CallState.DONE
         self.end_call(call_id, now, tokens=used.tokens, share=share, is_done=is_done)
         self.settled(Settled(record.scopes, (record.kind,)))

@@ -1865,9 +1865,7 @@ class Gateway:
         asked.body.leave_room()
         try:
             async with asyncio.timeout(BODY_ROOM_SECONDS):
-                while (  # noqa: ASYNC110 - nobody tells of room
-                    pool.of(holder.key) and not pool.has_room(holder, asked.body.size)
-                ):
+                while pool.of(holder.key) and not pool.has_room(holder, asked.body.size):
                     await asyncio.sleep(ROOM_LOOK_SECONDS)
                     if asked.client.has_gone:
                         raise _ClientLeft
