@@ -1228,6 +1228,9 @@ class BudgetParking:
 
     def __init__(self) -> None:
         self._aside: dict[GatePart, dict[str, _Aside]] = {}
+        self._aside_of: dict[GatePart, Counter[str]] = {}
+        """How many of them each project has."""
+
         self._part_of: dict[str, GatePart] = {}
         self._closed: dict[GatePart, dict[GatePart, Refused]] = {}
         self._refused_at: dict[GatePart, float] = {}
@@ -1271,8 +1274,10 @@ class BudgetParking:
 
     def _has_place(self, part: GatePart, project_id: str) -> bool:
         """Tell whether another task of a project may be set aside for a scope or a kind."""
-        aside = Counter(one.task.project_id for one in self._aside.get(part, {}).values())
-        projects = len(aside.keys() | {project_id})
+        aside = self._aside_of.get(part)
+        if aside is None:
+            return True
+        projects = len(aside) + (project_id not in aside)
         return aside[project_id] < max(1, MAX_SET_ASIDE // projects)
 
     def refuses(self, waiting: Waiting, hold: Callable[[Waiting], Hold]) -> str | None:
@@ -1324,7 +1329,10 @@ class BudgetParking:
         return now - self._refused_at.get(part, now) >= ASK_AGAIN_SECONDS
 
     def _set_aside(self, part: GatePart, aside: _Aside) -> None:
-        self._aside.setdefault(part, {})[aside.task.id] = aside
+        others = self._aside.setdefault(part, {})
+        if aside.task.id not in others:
+            self._aside_of.setdefault(part, Counter())[aside.task.project_id] += 1
+        others[aside.task.id] = aside
         self._part_of[aside.task.id] = part
 
     def _parts_of(self, task: Task, kind: str) -> Iterator[GatePart]:
@@ -1355,6 +1363,7 @@ class BudgetParking:
         self.refusals.pop(part, None)
         self._refused_at.pop(part, None)
         self._closed.pop(part, None)
+        self._aside_of.pop(part, None)
         tasks = list(self._aside.pop(part, ()))
         for task_id in tasks:
             self._part_of.pop(task_id, None)
@@ -1366,10 +1375,13 @@ class BudgetParking:
         part = self._part_of.pop(task_id, None)
         if part is None:
             return
-        aside = self._aside[part]
-        del aside[task_id]
+        aside, counts = self._aside[part], self._aside_of[part]
+        project_id = aside.pop(task_id).task.project_id
+        counts[project_id] -= 1
+        if not counts[project_id]:
+            del counts[project_id]
         if not aside:
-            del self._aside[part]
+            del self._aside[part], self._aside_of[part]
             if part not in self._closed:
                 del self.refusals[part]
                 self._refused_at.pop(part, None)
