@@ -21,7 +21,7 @@ from headgate.core.budgets.ledger import Unit
 from headgate.core.call import CallRecord, CallState
 from headgate.core.dispatch_state import Waiting
 from headgate.core.estimates import Kind, SilentKind
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, RoomPart
 from headgate.core.retention import StoreSize
 from headgate.core.snapshot import Project
 from headgate.core.task import Progress, Task, TaskRecord, TaskStatus, Terms
@@ -372,9 +372,14 @@ def test_what_is_closed_is_counted_by_kind_and_cause() -> None:
         GateClosure(kind="scope", name="a", cause="budget"),
         GateClosure(kind="scope", name="b", cause="budget"),
         GateClosure(kind="slot", name="work", cause="provider"),
+        *(
+            GateClosure(kind="room", name=RoomPart(project, scope).part.name, cause="budget")
+            for project in "xy"
+            for scope in "bc"
+        ),
     ]
     found = {tuple(one.labels.values()): one.value for one in closure_metric(closures).samples}
-    assert found == {("scope", "budget"): 2, ("slot", "provider"): 1}
+    assert found == {("scope", "budget"): 3, ("slot", "provider"): 1}
 
 
 def test_waits_and_runs_are_counted_by_bucket() -> None:

@@ -36,7 +36,7 @@ from headgate.core.dispatch_state import LaneStats, Waiting
 from headgate.core.estimates import SilentKind
 from headgate.core.events import EventKind
 from headgate.core.fair_share import shares
-from headgate.core.gates import GateClosure
+from headgate.core.gates import GateClosure, known_by_name
 from headgate.core.money import MICRO_PER_USD, to_usd_float
 from headgate.core.retention import StoreSize
 from headgate.core.slots.slot import why_off
@@ -588,7 +588,7 @@ def oldest_waits(waiting: Mapping[str, Waiting], now: float) -> dict[str, float]
 def closure_metric(closures: Iterable[GateClosure]) -> Metric:
     """Return how much is closed, by what it is and who closed it."""
     metric = gauge("headgate_closures")
-    for key, number in Counter((one.kind, one.cause) for one in closures).items():
+    for key, number in Counter((one.kind, one.cause) for one in known_by_name(closures)).items():
         metric.add_metric(key, number)
     return metric
 

@@ -42,7 +42,14 @@ from headgate.core.dispatch_state import (
     refusing_part,
 )
 from headgate.core.estimates import PROBE, Basis, Estimate, Hold, given
-from headgate.core.gates import GatePart, gate_key, gate_parts, kind_part, known_by_name
+from headgate.core.gates import (
+    GatePart,
+    RoomPart,
+    gate_key,
+    gate_parts,
+    kind_part,
+    known_by_name,
+)
 from headgate.core.money import MicroUsd, Tokens
 from headgate.core.snapshot import Agent, Project
 from headgate.core.task import OnExhausted, Task, TaskRecord, TaskStatus, Terms
@@ -430,7 +437,8 @@ def test_what_one_project_cannot_have_closes_a_scope_for_no_other() -> None:
     assert [one.closure is None for one in verdicts] == [True] * MAX_SET_ASIDE + [False] * 2
     assert verdicts[-1].closure is not None
     closed = verdicts[-1].closure.part
-    assert known_by_name(verdicts[-1].closure).part == GatePart("scope", "")
+    (shown,) = known_by_name((verdicts[-1].closure, verdicts[-1].closure))
+    assert shown.part == GatePart("scope", "")
     for project_id, is_behind in (("a", True), ("b", False)):
         task = Task(id="late", project_id=project_id, scopes=("session:s",))
         assert (closed in gate_parts(gate_key(task))) is is_behind
@@ -465,6 +473,8 @@ def test_a_scope_without_room_closes_for_all_projects() -> None:
     closure = parking.judge(Task(id="b", project_id="b"), full, WAIT).closure
     assert closure is not None
     assert closure.part == SESSION
+    room = closure_of(RoomPart("a", "session:s").part, full)
+    assert known_by_name((room, closure)) == [closure]
     assert [parking.refusal_behind("session:s", name) for name in "abc"] == [full] * 3
 
 

@@ -200,11 +200,23 @@ def scope_part(part: GatePart) -> GatePart:
     return GatePart("scope", RoomPart(*msgspec.json.decode(part.name)).scope)
 
 
-def known_by_name(closure: GateClosure) -> GateClosure:
-    """Return a closure as people know it: by the scope, also if that is closed for one project."""
-    kind, name = scope_part(closure.part)
-    is_known = kind == closure.kind
-    return closure if is_known else msgspec.structs.replace(closure, kind=kind, name=name)
+def known_by_name(closures: Iterable[GateClosure]) -> list[GateClosure]:
+    """Return closures as people know them: a scope that is closed for some projects is closed once.
+
+    One that is closed for all of them is that alone.
+    """
+    found: list[GateClosure] = []
+    rooms: dict[GatePart, GateClosure] = {}
+    for one in closures:
+        if one.kind == "room":
+            rooms[scope_part(one.part)] = one
+        else:
+            found.append(one)
+    for one in found:
+        rooms.pop(one.part, None)
+    return found + [
+        msgspec.structs.replace(one, kind=part.kind, name=part.name) for part, one in rooms.items()
+    ]
 
 
 def read_kind_part(name: str) -> KindPart:

@@ -146,7 +146,7 @@ def warning_at_submit(dispatch_state: DispatchState, task: Task) -> str:
     latest = max(closures, key=lambda one: (one.until or 0.0, one.kind, one.name), default=None)
     if latest is None:
         return ""
-    latest = known_by_name(latest)
+    (latest,) = known_by_name((latest,))
     reason = GateClosed(kind=latest.kind, name=latest.name, until=latest.until, why=latest.why)
     return expiry_warning(reason, task.deadline)
 

@@ -587,7 +587,7 @@ class Engine:
         """
         state = self.dispatcher.dispatch_state
         if state is not None:
-            return tuple([known_by_name(one) for one in state.closures.all()])
+            return tuple(known_by_name(state.closures.all()))
         stored = await self.store.closures()
         standing = (one.closure for one in self.dispatcher.standings)
         paused = self.settings.dispatch.pauses().values()
