@@ -266,6 +266,32 @@ async def test_a_call_whose_client_leaves_before_there_is_room_is_not_sent(tmp_p
         assert (await gateway.ask(CHAT)).status_code == 200, "its permit is free"
 
 
+async def test_a_stream_that_waits_for_room_in_memory_is_kept_alive(tmp_path: Path) -> None:
+    async with gateway_service(tmp_path, inflight=1) as gateway:
+        never = 600.0
+        gateway.gateway.patience = Patience(
+            memory_seconds=0.0, open_seconds=never, keep_alive_seconds=0.01
+        )
+        shares = gateway.service.api.shares
+        first = gateway.start(CHAT, "[[until go]]")
+        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        body, opened = asking(CHAT, "x" * BODY_BYTES, is_stream=True), asyncio.Event()
+
+        async def read() -> str:
+            async with gateway.client.stream("POST", CHAT, json=body) as answer:
+                opened.set()
+                return (await answer.aread()).decode()
+
+        second = asyncio.create_task(read())
+        await gateway.until(lambda: shares.spilled.bytes.taken > BODY_BYTES)
+        with held(shares.bytes, shares.bytes.most):
+            gateway.upstream.releases.add("go")
+            assert (await first).status_code == 200
+            await gateway.until(opened.is_set)
+            assert len(gateway.upstream.requests) == 1
+        assert (await second).rstrip().endswith("[DONE]")
+
+
 @contextmanager
 def held(pool: Pool, size: int) -> Iterator[None]:
     """Have whoever is at this machine hold so much of a pool."""

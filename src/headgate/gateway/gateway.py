@@ -1724,7 +1724,7 @@ class Gateway:
         if not longest:
             return False
         live.change(max_tokens=longest)
-        path, body = asked.protocol.path, await self._body_of(asked)
+        path, body = asked.protocol.path, await self._body_of(asked, live)
         if _is_large(body):
             body = await asyncio.to_thread(with_max_tokens, path, body, longest)
             asked.call = await asyncio.to_thread(read_call, path, body)
@@ -1833,7 +1833,7 @@ class Gateway:
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.client.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
-        body = asked.body.at_once or await self._body_of(asked)
+        body = asked.body.at_once or await self._body_of(asked, live)
         if asked.is_large:
             body = await asyncio.to_thread(self._body, asked, live, body)
         else:
@@ -1852,7 +1852,7 @@ class Gateway:
         finally:
             response.close()
 
-    async def _body_of(self, asked: Asked) -> bytes:
+    async def _body_of(self, asked: Asked, live: LiveCall) -> bytes:
         """Return what the client has sent; what comes back from the disk waits for room in memory.
 
         A caller that has nothing in memory waits for nobody. While one waits, another body of it
@@ -1863,12 +1863,17 @@ class Gateway:
             return asked.body.at_once
         pool, holder = self._api.shares.bytes, asked.sender.holder
         asked.body.leave_room()
+        now = asyncio.get_running_loop().time
+        beats_at = now() + self.patience.keep_alive_seconds
         try:
             async with asyncio.timeout(BODY_ROOM_SECONDS):
                 while pool.of(holder.key) and not pool.has_room(holder, asked.body.size):
                     await asyncio.sleep(ROOM_LOOK_SECONDS)
                     if asked.client.has_gone:
                         raise _ClientLeft
+                    if asked.holds_stream and now() >= beats_at:
+                        await self._keep_alive(asked, live)
+                        beats_at = now() + self.patience.keep_alive_seconds
         except TimeoutError:
             line = f"there was no room in memory for it within {duration(BODY_ROOM_SECONDS)}:"
             line += f" {pool.of(holder.key):,} bytes of your requests and answers are held, of"
