@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from gateway.billing_upstream import BillingUpstream, upstream_in_thread
@@ -248,33 +249,37 @@ async def test_bodies_that_come_back_from_the_disk_leave_room_for_others(
 
 
 async def test_a_call_whose_client_leaves_before_there_is_room_is_not_sent(tmp_path: Path) -> None:
-    async with gateway_service(tmp_path, inflight=1) as gateway:
+    async with gateway_service(tmp_path, inflight=2) as gateway:
         gateway.gateway.patience = Patience(memory_seconds=0.0)
         shares = gateway.service.api.shares
         first = gateway.start(CHAT, "[[until go]]")
-        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        other = gateway.start(CHAT, "[[until later]]")
+        await gateway.until(lambda: len(gateway.upstream.requests) == 2)
         second = gateway.start(CHAT, "x" * BODY_BYTES)
         await gateway.until(lambda: shares.spilled.bytes.taken > BODY_BYTES)
         with held(shares.bytes, shares.bytes.most):
             gateway.upstream.releases.add("go")
             assert (await first).status_code == 200
-            await gateway.until(lambda: len(gateway.calls) == 1 and not gateway.waiting)
+            await gateway.until(lambda: len(gateway.calls) == 2 and not gateway.waiting)
             second.cancel()
-            await gateway.until_idle()
-        assert len(gateway.upstream.requests) == 1
+            await gateway.until(lambda: len(gateway.calls) == 1)
+        assert len(gateway.upstream.requests) == 2
         assert (shares.spilled.files.taken, shares.spilled.bytes.taken) == (0, 0)
         assert (await gateway.ask(CHAT)).status_code == 200, "its permit is free"
+        gateway.upstream.releases.add("later")
+        assert (await other).status_code == 200
 
 
 async def test_a_stream_that_waits_for_room_in_memory_is_kept_alive(tmp_path: Path) -> None:
-    async with gateway_service(tmp_path, inflight=1) as gateway:
+    async with gateway_service(tmp_path, inflight=2) as gateway:
         never = 600.0
         gateway.gateway.patience = Patience(
             memory_seconds=0.0, open_seconds=never, keep_alive_seconds=0.01
         )
         shares = gateway.service.api.shares
         first = gateway.start(CHAT, "[[until go]]")
-        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        other = gateway.start(CHAT, "[[until later]]")
+        await gateway.until(lambda: len(gateway.upstream.requests) == 2)
         body, opened = asking(CHAT, "x" * BODY_BYTES, is_stream=True), asyncio.Event()
 
         async def read() -> str:
@@ -288,8 +293,10 @@ async def test_a_stream_that_waits_for_room_in_memory_is_kept_alive(tmp_path: Pa
             gateway.upstream.releases.add("go")
             assert (await first).status_code == 200
             await gateway.until(opened.is_set)
-            assert len(gateway.upstream.requests) == 1
+            assert len(gateway.upstream.requests) == 2
         assert (await second).rstrip().endswith("[DONE]")
+        gateway.upstream.releases.add("later")
+        assert (await other).status_code == 200
 
 
 @contextmanager
@@ -301,6 +308,30 @@ def held(pool: Pool, size: int) -> Iterator[None]:
         yield
     finally:
         pool.give_back(key, size)
+
+
+async def test_what_waits_for_a_permit_keeps_no_call_that_has_it_from_being_sent(
+    tmp_path: Path,
+) -> None:
+    """Bodies that are too short for a file may fill the memory of their caller."""
+    async with gateway_service(tmp_path, "[projects.a]\n", inflight=1) as gateway:
+        gateway.gateway.patience = Patience(memory_seconds=0.0)
+        shares, one = gateway.service.api.shares, await token(gateway, "a")
+        shares.bytes.most = 2_000_000
+        first = gateway.start(CHAT, "[[until go]]", headers=one)
+        await gateway.until(lambda: len(gateway.upstream.requests) == 1)
+        large = gateway.start(CHAT, "x" * 700_000, headers=one)
+        await gateway.until(lambda: shares.spilled.bytes.taken > 700_000)
+        short: list[asyncio.Task[httpx2.Response]] = []
+        while not any(call.done() for call in short):
+            prompt = f"{len(short)}" + "x" * (LEAST_BYTES - 2_000)
+            short.append(gateway.start(CHAT, prompt, headers=one))
+            await gateway.until(lambda: short[-1].done() or gateway.waiting == len(short) + 1)
+        assert short.pop().result().status_code == 429
+        gateway.upstream.releases.add("go")
+        answers = await asyncio.gather(first, large, *short)
+        assert {answer.status_code for answer in answers} == {200}
+        await gateway.until(lambda: not shares.bytes.taken)
 
 
 def resident_bytes(pid: int) -> int:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -695,6 +696,9 @@ class Gateway:
         self._follow(settings)
         self._is_stopping = False
         self._waiting: set[asyncio.Future[None]] = set()
+        self._at_upstreams: Counter[str] = Counter()
+        """How many calls each caller has at upstreams."""
+
         self._idle = asyncio.Event()
         self._remaining = RemainingBudgets(api.tracker.ledger)
         self._warnings: dict[tuple[tuple[Scope, ...], Bounds], tuple[bytes, float]] = {}
@@ -1724,7 +1728,9 @@ class Gateway:
         if not longest:
             return False
         live.change(max_tokens=longest)
-        path, body = asked.protocol.path, await self._body_of(asked, live)
+        if asked.body.at_once is None:
+            await self._until_room(asked, live)
+        path, body = asked.protocol.path, await self._read_body(asked)
         if _is_large(body):
             body = await asyncio.to_thread(with_max_tokens, path, body, longest)
             asked.call = await asyncio.to_thread(read_call, path, body)
@@ -1833,7 +1839,27 @@ class Gateway:
         if not live.record.tries:
             asked.added_seconds = perf_counter() - asked.client.began_at - asked.waited_seconds
         live.change(tries=live.record.tries + 1)
-        body = asked.body.at_once or await self._body_of(asked, live)
+        if asked.body.at_once is None:
+            await self._until_room(asked, live)
+        key = asked.sender.holder.key
+        self._at_upstreams[key] += 1
+        try:
+            return await self._send(asked, live, upstream, grant, credentials, lines)
+        finally:
+            self._at_upstreams[key] -= 1
+            if not self._at_upstreams[key]:
+                del self._at_upstreams[key]
+
+    async def _send(
+        self,
+        asked: Asked,
+        live: LiveCall,
+        upstream: Upstream,
+        grant: Grant,
+        credentials: Credentials,
+        lines: bytes,
+    ) -> bool:
+        body = asked.body.at_once or await self._read_body(asked)
         if asked.is_large:
             body = await asyncio.to_thread(self._body, asked, live, body)
         else:
@@ -1852,22 +1878,25 @@ class Gateway:
         finally:
             response.close()
 
-    async def _body_of(self, asked: Asked, live: LiveCall) -> bytes:
-        """Return what the client has sent; what comes back from the disk waits for room in memory.
+    async def _until_room(self, asked: Asked, live: LiveCall) -> None:
+        """Have a body that comes back from the disk wait for room in the memory of its caller.
 
-        A caller that has nothing in memory waits for nobody. While one waits, another body of it
-        may have its room on the disk. It ends if no room comes, or its client leaves: what it has
-        had counts in the share.
+        Rule: a caller none of whose calls is at an upstream waits for nobody. What it has in memory
+        may be bodies of calls that wait for the very permit of this one. While one waits, another
+        body may have its room on the disk. It ends if no room comes, or its client leaves: what it
+        has had counts in the share.
         """
-        if asked.body.at_once is not None:
-            return asked.body.at_once
         pool, holder = self._api.shares.bytes, asked.sender.holder
         asked.body.leave_room()
         now = asyncio.get_running_loop().time
         beats_at = now() + self.patience.keep_alive_seconds
         try:
             async with asyncio.timeout(BODY_ROOM_SECONDS):
-                while pool.of(holder.key) and not pool.has_room(holder, asked.body.size):
+                while (
+                    (holder.key in self._at_upstreams or not live.has_permit())
+                    and pool.of(holder.key)
+                    and not pool.has_room(holder, asked.body.size)
+                ):
                     await asyncio.sleep(ROOM_LOOK_SECONDS)
                     if asked.client.has_gone:
                         raise _ClientLeft
@@ -1879,7 +1908,6 @@ class Gateway:
             line += f" {pool.of(holder.key):,} bytes of your requests and answers are held, of"
             line += f" {pool.most:,} in all; send less at a time"
             raise _Refusal(Failure.UNAVAILABLE, line) from None
-        return await self._read_body(asked)
 
     async def _read_body(self, asked: Asked) -> bytes:
         """Return what the client has sent; from now on it counts as held in memory."""
