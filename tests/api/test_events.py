@@ -395,6 +395,9 @@ class Revocable:
 
     is_revoked = False
 
+    def check_head(self, _: object) -> None:
+        pass
+
     def authenticate(self, *_: object) -> Caller:
         return Caller(name="a", token_id="one")
 

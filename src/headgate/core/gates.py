@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from itertools import count
 from math import inf
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -167,7 +168,13 @@ class RoomPart(NamedTuple):
     @property
     def part(self) -> GatePart:
         """What closes for one project, and leaves the scope open to all others."""
-        return GatePart("room", _name_of(self))
+        return GatePart("room", f"{len(self.project_id)}:{self.project_id}{self.scope}")
+
+
+def read_room_part(name: str) -> RoomPart:
+    """Return what a part of this kind stands for."""
+    length, _, names = name.partition(":")
+    return RoomPart(names[: int(length)], names[int(length) :])
 
 
 class GrantPart(NamedTuple):
@@ -197,7 +204,7 @@ def scope_part(part: GatePart) -> GatePart:
     """Return the scope that a part is the room of; any other part is itself."""
     if part.kind != "room":
         return part
-    return GatePart("scope", RoomPart(*msgspec.json.decode(part.name)).scope)
+    return GatePart("scope", read_room_part(part.name).scope)
 
 
 def known_by_name(closures: Iterable[GateClosure]) -> list[GateClosure]:
@@ -205,18 +212,20 @@ def known_by_name(closures: Iterable[GateClosure]) -> list[GateClosure]:
 
     One that is closed for all of them is that alone.
     """
-    found: list[GateClosure] = []
-    rooms: dict[GatePart, GateClosure] = {}
-    for one in closures:
-        if one.kind == "room":
-            rooms[scope_part(one.part)] = one
-        else:
-            found.append(one)
-    for one in found:
-        rooms.pop(one.part, None)
-    return found + [
-        msgspec.structs.replace(one, kind=part.kind, name=part.name) for part, one in rooms.items()
+    found = list(closures)
+    if "room" not in map(_KIND, found):
+        return found
+    parts = set(map(_PART, found))
+    rooms = {scope_part(one.part): one for one in found if one.kind == "room"}
+    return [one for one in found if one.kind != "room"] + [
+        msgspec.structs.replace(one, kind=part.kind, name=part.name)
+        for part, one in rooms.items()
+        if part not in parts
     ]
+
+
+# There may be thousands of closures, and a call for each would take milliseconds.
+_KIND, _PART = attrgetter("kind"), attrgetter("kind", "name")
 
 
 def read_kind_part(name: str) -> KindPart:
@@ -225,7 +234,7 @@ def read_kind_part(name: str) -> KindPart:
 
 
 @lru_cache(maxsize=4_096)
-def _name_of(part: RoomPart | KindPart | GrantPart) -> str:
+def _name_of(part: KindPart | GrantPart) -> str:
     return msgspec.json.encode(tuple(part)).decode()
 
 
