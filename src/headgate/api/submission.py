@@ -911,7 +911,7 @@ class SubmissionParser:
         if slot and provider:
             reject_field("provider", "cannot be named beside a slot; leave one of them out")
         if slot:
-            if slot not in self._slots or not self._is_for(slot, project_id):
+            if slot not in self._slots or not self.is_slot_for(slot, project_id):
                 message = f"unknown slot '{excerpt(slot)}'{self._of_project(project_id)}"
                 raise InvalidTaskError("unknown_slot", "slot", message)
             return slot, None
@@ -922,7 +922,7 @@ class SubmissionParser:
                 raise InvalidTaskError("unknown_provider", "provider", message)
             return None, provider
         slot, provider = self._targets[target], self._target_providers.get(target)
-        is_granted = slot is None or self._is_for(slot, project_id)
+        is_granted = slot is None or self.is_slot_for(slot, project_id)
         if provider is not None and provider in self._slots.values():
             is_granted = self._has_slot(provider, project_id)
         if not is_granted:
@@ -930,13 +930,15 @@ class SubmissionParser:
             raise InvalidTaskError("unknown_slot", "target", f"{message}; name another target")
         return slot, provider
 
-    def _is_for(self, slot: str, project_id: str) -> bool:
+    def is_slot_for(self, slot: str, project_id: str) -> bool:
+        """Tell whether work of a project may use a slot."""
         projects = self._slot_projects.get(slot)
         return projects is None or project_id in projects
 
     def _has_slot(self, provider: str, project_id: str) -> bool:
         return any(
-            one == provider and self._is_for(name, project_id) for name, one in self._slots.items()
+            one == provider and self.is_slot_for(name, project_id)
+            for name, one in self._slots.items()
         )
 
     def _of_project(self, project_id: str) -> str:

@@ -2591,12 +2591,8 @@ class Gateway:
 
     def _open_first(self, upstream: Upstream, project_id: str) -> list[str]:
         """Return the slots that a project may use of an upstream, those that are closed last."""
-        every = self._settings.slots
-        slots = [
-            one
-            for one in upstream.settings.slots
-            if (projects := every[one].projects) is None or project_id in projects
-        ]
+        may_use = self._api.submission_parser.is_slot_for
+        slots = [one for one in upstream.settings.slots if may_use(one, project_id)]
         known = self._calls.open_slots(self._upstreams.route(upstream, OTHER, ""), project_id)
         return sorted(slots, key=lambda one: known is not None and one not in known)
 
